@@ -27,6 +27,7 @@ __all__ = [
     "checkpointed_by_linen",
     "checkpoints",
     "gradient_by",
+    "has_attributes",
     "intercepts",
     "is_gradient",
     "is_jitted",
@@ -49,6 +50,12 @@ __all__ = [
 
 def _probe(x: Any) -> Any:
     return x
+
+
+def has_attributes(thing: Any, *names: str) -> bool:
+    """Whether the class of an object has these; ``functools.wraps`` and ``jax.jit`` copy those of what they wrap."""
+    kind = type(thing)
+    return all(hasattr(kind, name) or name in getattr(kind, "__dataclass_fields__", ()) for name in names)
 
 
 def _nnx() -> Any:

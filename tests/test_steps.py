@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -529,6 +529,40 @@ def test_what_is_differentiated_of_a_method_is_its_object_and_of_a_partial_what_
     assert rm.trace(partial(loss, params), x, y, wrt="params").wrt == ("params",)
     with pytest.raises(rm.RematError, match="wrt=2 .* 2 positional arguments"):
         rm.trace(partial(loss, params), x, y, wrt=2)
+
+
+@dataclass(eq=False)
+class Held:
+    """As equinox holds arguments: in attributes, which functools.wraps and jax.jit copy to what they make of it."""
+
+    func: object
+    args: tuple
+    keywords: dict
+
+    def __call__(self, *args):
+        return self.func(*self.args, *args, **self.keywords)
+
+
+def test_what_wraps_a_partial_is_traced_itself():
+    params, x, y = arguments()
+    held = Held(loss, (params,), {})
+    assert rm.trace(held, x, y, wrt="params").wrt == ("params",)
+    twice = wraps(held)(lambda x, y: held(jnp.sin(x), y) + held(x, y))
+    assert compute_the_same(rm.trace(twice, x, y).function("nothing_saveable", at="function"), twice, x, y)
+    donating = jax.jit(Held(step_of_grad, (params,), {}), donate_argnums=0)
+    assert rm.trace(donating, x, y).engine.step.donated == (True, False)
+
+
+@pytest.mark.parametrize("donated", [{"donate_argnums": 0}, {"donate_argnames": "state"}])
+def test_a_number_of_python_s_may_be_donated(donated):
+    """As the count of steps in a TrainState of flax is one, which is no argument."""
+
+    @partial(jax.jit, **donated)
+    def step(state, x, y):
+        return {"params": step_of_grad(state["params"], x, y), "count": state["count"] + 1}
+
+    params, x, y = arguments()
+    assert rm.trace(step, {"params": params, "count": 0}, x, y).engine.step.donated == (True,) * 3 + (False,) * 2
 
 
 def test_what_is_held_and_asked_for_its_values_stays_what_it_is():

@@ -78,11 +78,11 @@ def unbound(fun: Callable[..., Any]) -> Bound:
     inner: Any = fun
     args, kwargs, settled = (), dict[str, Any](), list[bool]()
     while True:
-        if all(hasattr(inner, part) for part in ("func", "args", "keywords")):  # equinox has a partial of its own
+        if libraries.has_attributes(inner, "func", "args", "keywords"):  # equinox has a partial of its own
             inner, held, named = inner.func, inner.args, inner.keywords
             # So libraries bind what they have jitted to an object.
             method = len(held) == 1 and getattr(type(held[0]), getattr(inner, "__name__", ""), None) is inner
-        elif hasattr(inner, "__func__") and hasattr(inner, "__self__"):
+        elif libraries.has_attributes(inner, "__func__", "__self__"):
             inner, held, named, method = inner.__func__, (inner.__self__,), {}, True
         else:
             break

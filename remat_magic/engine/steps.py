@@ -249,7 +249,7 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
         "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
     ]
     jaxpr = _jax.open_jaxpr(given.updating)
-    donated = {var for eqn in jaxpr.eqns for var in _jax.donated(eqn)}
+    donated = {atom for eqn in jaxpr.eqns for atom in _jax.donated(eqn) if not _jax.is_literal(atom)}
     return Step(
         given.name,
         given.updating,

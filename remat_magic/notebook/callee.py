@@ -198,7 +198,7 @@ def _method(fun: Any) -> tuple[Any, Any] | None:
 
     Pytrees that wrap a function (equinox has such) keep what they hold: they are wrappers, not models.
     """
-    if hasattr(fun, "__func__") and hasattr(fun, "__self__"):
+    if libraries.has_attributes(fun, "__func__", "__self__"):
         return fun.__func__, fun.__self__
     if isinstance(fun, types.FunctionType) or hasattr(fun, "__wrapped__") or jax.tree_util.all_leaves([fun]):
         return None
