@@ -28,7 +28,7 @@ __version__ = "0.2.0"
 # How records show, apply and judge themselves, for which they need the layers above; loaded when it is first asked for.
 register("display", partial(importlib.import_module, "remat_magic.views.display"))
 register("no_gain", partial(importlib.import_module, "remat_magic.planning.places"))
-register("applying", partial(importlib.import_module, "remat_magic.engine.applied"))
+register("applying", partial(importlib.import_module, "remat_magic.engine.engine"))
 
 __all__ = [
     "Comparison",

@@ -95,8 +95,8 @@ class Trace:
     """A function, traced once. Every policy after that is a retrace of its jaxpr. :func:`trace` makes it.
 
     Any thread may use it. ``report`` explains the arguments that most methods share: ``policy`` (what decides), ``at``
-    (the place that it goes to) and ``namespace`` (where your own policies are looked up by name). The attributes
-    ``engine``, ``facts`` and ``lock`` are for the package itself, and may change.
+    (the place that it goes to), ``namespace`` (where your own policies are looked up by name) and ``device`` (as on
+    which the peak is). The attributes ``engine``, ``facts`` and ``lock`` are for the package itself, and may change.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -261,27 +261,13 @@ class Trace:
         """The report of the forward half alone, which is quicker; the full report where it is already known.
 
         Its ``complete`` says which of the two it is.
-
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
-
-        Raises:
-            RematError: as ``report``.
         """
         return self.facts.preview(policy, at, namespace)
 
     def cached(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
     ) -> Report | None:
-        """The full report if it is already computed, else None; never traces.
-
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
-        """
+        """The full report if it is already computed, else None; never traces."""
         return self.facts.cached(policy, at, namespace)
 
     def timeline(
@@ -298,9 +284,6 @@ class Trace:
         the update to the end.
 
         Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
             device: as on which device: a name of ``remat_magic.devices.names()`` or a ``Device``. On a GPU and a TPU
                 results have their memory from the beginning, and what is written twice is computed once. On a TPU
                 besides what its compiler fuses is not held, arrays are padded, and what only matmuls read is held in
@@ -332,35 +315,17 @@ class Trace:
         None where the trace is of a function itself, and where the step is not known: the gradient writes to
         references, is differentiated itself, or is part of another one, and ``notes`` say which.
 
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
-            device: as for ``report``.
-
         Raises:
             RematError: as ``report``, or a gradient of the step has no backward half.
         """
         return self._on(device).step(policy, at, namespace)
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
-        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out.
-
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-
-        Raises:
-            RematError: as ``report``.
-        """
+        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
         return self.engine.forward(policy, at)
 
     def backward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
-
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
 
         Raises:
             RematError: as ``report``, or the function has no backward half (a ``while_loop`` of unknown length).
@@ -380,14 +345,8 @@ class Trace:
         for whatever shapes it is given, so wrap it in ``jax.jit``.
 
         Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
             of: the function to apply it to instead, such as the loss itself where the trace is of a training step.
                 Default: the one that was traced.
-
-        Raises:
-            RematError: as ``report``.
         """
         return self.engine.function(policy, at, namespace, of)
 
@@ -407,13 +366,11 @@ class Trace:
         Args:
             policies: keys, plans or policy objects. Default: all that ``choices`` offers; those that do just the same
                 share a row.
-            at: as for ``report``.
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
                 ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
                 peaks as on its CPU.
             measurements: what ``measure`` gave, shown beside the estimates. Where all policies were compiled for
                 ``device``, they are ranked by the memory that they need then. Default: none.
-            namespace: as for ``report``.
             besides: policies to compare with those that ``choices`` offers. Default: none.
 
         Raises:
@@ -487,15 +444,6 @@ class Trace:
 
         It says what does lower the peak, as far as that is known: of all that ``places`` has tried for the device, else
         of the place that promises most.
-
-        Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
-            device: as for ``report``.
-
-        Raises:
-            RematError: as ``report``.
         """
         from remat_magic.planning.places import no_gain_of
 
@@ -569,16 +517,7 @@ class Trace:
         from remat_magic.planning.plan import plan
 
         return plan(
-            self.facts,
-            budget,
-            at,
-            saved=saved,
-            peak=peak,
-            of=of,
-            cost=cost,
-            device=device,
-            offload=offload,
-            gap=gap,
+            self.facts, budget, at, saved=saved, peak=peak, of=of, cost=cost, device=device, offload=offload, gap=gap
         )
 
     def _plan_that_fits(self, fits: str | Device, at: str | None, *, cost: str) -> Plan:
@@ -609,12 +548,10 @@ class Trace:
         whose bytes spare least leading. Each row has the plan that does what it says.
 
         Args:
-            policy: as for ``report``.
             at: as for ``plan``.
             device: whose seconds are estimated, and as on which the choice is: a ``Device`` or its name. Default: the
                 one that JAX runs on, if it is known, and the choice as on its CPU.
             by: what ranks: ``"flops"`` or ``"seconds"``. Default: ``"flops"``.
-            namespace: as for ``report``.
 
         Raises:
             RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
@@ -622,14 +559,7 @@ class Trace:
         """
         from remat_magic.planning.what_if import what_if
 
-        return what_if(
-            self.facts,
-            policy,
-            at,
-            device=device,
-            by=by,
-            namespace=namespace,
-        )
+        return what_if(self.facts, policy, at, device=device, by=by, namespace=namespace)
 
     # ------------------------------------------------------------------------------------------------ advice and edits
 
@@ -644,9 +574,6 @@ class Trace:
         """What about a policy, or the function, costs memory or has no effect; what has most at stake first.
 
         Args:
-            policy: as for ``report``.
-            at: as for ``report``.
-            namespace: as for ``report``.
             device: as on which the peaks (bytes) are: a ``Device`` or its name. Default: as on JAX's CPU.
 
         Raises:
@@ -702,13 +629,10 @@ class Trace:
         XLA lets it: on jax 0.10.2 only under ``lax.scan``.
 
         Args:
-            policy: as for ``report``.
-            at: as for ``report``.
             inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one, since a trace keeps no
                 arrays. Their shardings are compiled for; without inputs, those that the traced arguments had. Default:
                 compile, do not run.
             runs: how many runs to time, after one to warm up. Default: 5.
-            namespace: as for ``report``.
             device: a name of ``remat_magic.devices.names()`` or a ``Device``, such as "TPU v5e" or "H100 SXM"; or so
                 many of it, connected: "TPU v5e:2x4", "H100 SXM x8". Arguments on a mesh are compiled for as many
                 devices as it has, which several that are named must be; what is on no mesh for one, also of several.
@@ -759,7 +683,6 @@ class Trace:
             choices: pairs of a policy and a place, as for ``report``.
             inputs: as for ``measure``. The arrays are held until the last measurement.
             runs: how many runs of each to time. Default: 5.
-            namespace: as for ``report``.
             on_update: called with the job, on its thread, whenever its ``progress`` or ``results`` have changed. What
                 it raises is logged. Default: nothing is called.
             device: as for ``measure``. For a device that is not here several are compiled at once, where there are the
@@ -802,7 +725,6 @@ class Trace:
             policies: the policies, as for ``report``.
             inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one. Default: ``"random"``.
             at: the place of the policies, and of "none"; as for ``report``.
-            namespace: as for ``report``.
 
         Returns:
             One difference for each policy, in their order. Failures are sentences in ``error``.

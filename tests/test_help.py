@@ -28,8 +28,17 @@ def test_everything_that_is_asked_for_is_there():
 @pytest.mark.parametrize("function", list(public()))
 def test_every_parameter_is_explained(function):
     explained = re.findall(r"^ +\*{0,2}(\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    if function.__qualname__.startswith("Trace.") and function is not rm.Trace.report:
+        explained += SHARED
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
     assert [name for name in parameters if name not in explained] == []
+
+
+SHARED = ["policy", "at", "namespace", "device"]
+
+
+def test_what_methods_share_is_explained_where_help_says_so():
+    assert all(f"``{name}``" in (rm.Trace.__doc__ or "") for name in ("report", *SHARED))
 
 
 @pytest.mark.parametrize("function", list(public()))

@@ -45,7 +45,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
 
-__all__ = ["Dissection", "Engine"]
+__all__ = ["Dissection", "Engine", "with_plan"]
 
 
 class Engine:
@@ -567,14 +567,12 @@ class Engine:
         fun = self._fun if of is None else of
         if selection.whole is None and not selection.at_sites:
             return fun
-        retraces, tracing = self._retraces, self._primal.tracing_again
+        rewrite = self._retraces.rewriting(selection)
         if self._gradient is not None and of is None:
-            return step_with_policy(
-                self._fun, self._gradient.function.who, selection, retraces.chooser, self.remat3, retraces.prepared
-            )
-        return with_policy(
-            fun, self.function_name, selection, retraces.chooser, tracing, retraces.prepared, self._primal.calls
-        )
+            inside = self._gradient.function.who
+            return step_with_policy(fun, inside, selection.policy, rewrite, self._primal.remat3)
+        primal = self._primal
+        return with_policy(fun, primal.name, selection.policy, rewrite, primal.tracing_again, primal.calls)
 
     def close(self) -> None:
         """Drop every retrace."""
@@ -613,3 +611,25 @@ def _of_type(aval: Any, sharding: Any) -> Any:
         return aval
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
+
+
+def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
+
+    The place and the values are looked up at every call, in what the function then does. Where a training step
+    differentiates the function that the plan was made for, it is put in there, and the step is like the one given.
+    """
+    if not callable(fun):
+        raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
+
+    @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        with _jax.not_holding():  # a trace of the step looks for its gradients with the plan in them
+            engine = Engine(fun, args, kwargs, None, False)
+            if engine.gradients and engine.function_name != plan.function:
+                inside = (gradient.key for gradient in engine.gradients if gradient.function == plan.function)
+                engine = engine.of_gradient(next(inside, ITSELF))
+            planned = engine.function(plan)
+        return planned(*args, **kwargs)
+
+    return applied

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
-from remat_magic.engine.applied import evaluation
+from remat_magic.engine.applied import Rewrite, evaluation
 from remat_magic.engine.calls import Calls
 from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.failures import failures
@@ -87,24 +87,23 @@ class Retraces:
         with self._primal.tracing():
             return self._plan_values.select(plan, self._primal.remat3)
 
-    def prepared(self, selection: Selection, closed: Any, calls: Calls) -> Any:
-        """A jaxpr of the same function for other arguments, with a selection's checkpoints and names in it.
-
-        Args:
-            selection: the selection.
-            closed: the jaxpr.
-            calls: those that were recorded when it was traced.
+    def rewriting(self, selection: Selection) -> Rewrite:
+        """Writes a selection into a jaxpr of the same function for other arguments.
 
         Raises:
             RematError: it does other operations than the program that the plan was made for.
         """
-        closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
-        return self._plan_values.again(selection, closed)
 
-    def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
-        """Tells the policy that a selection has for a checkpoint equation, whose source position ``spans`` reads."""
-        chosen, table, read = dict(selection.at_sites), self._primal.table, spans or self._primal.provenances.spans
-        return lambda eqn: chosen.get(table.key_of(eqn, read), AS_WRITTEN)
+        def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
+            closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
+            return self._at_sites(selection, self._plan_values.again(selection, closed), Spans()), selection.whole
+
+        return rewrite
+
+    def _at_sites(self, selection: Selection, closed: Any, spans: Spans) -> Any:
+        """A jaxpr with a selection's policies at the sites in it, whose source positions ``spans`` reads."""
+        chosen, table = dict(selection.at_sites), self._primal.table
+        return PolicyWriter(lambda eqn: chosen.get(table.key_of(eqn, spans), AS_WRITTEN))(closed) if chosen else closed
 
     def program(self, selection: Selection) -> Callable[..., Any]:
         """The flat function with a selection's policies."""
@@ -118,8 +117,7 @@ class Retraces:
         return function
 
     def _with_policies(self, selection: Selection, closed: Any) -> Callable[..., Any]:
-        if selection.at_sites:
-            closed = PolicyWriter(self.chooser(selection))(closed)
+        closed = self._at_sites(selection, closed, self._primal.provenances.spans)
         function = self._primal.function if closed is self._primal.closed else _jax.as_function(closed)
         return function if selection.whole is None else jax.checkpoint(function, policy=selection.whole)
 
@@ -139,10 +137,7 @@ class Retraces:
             RematError: the selection is a plan's, and the function does other operations for these.
         """
         with other.tracing(), without_gc(), failures(other.name, selection.policy):
-            closed = self.prepared(selection, other.closed, other.calls)
-            if selection.at_sites:
-                closed = PolicyWriter(self.chooser(selection, Spans()))(closed)
-            half = other.half(evaluation(closed, selection.whole))
+            half = other.half(evaluation(*self.rewriting(selection)(other.closed, other.calls)))
             return half, backward_half(half)
 
     def backward(self, selection: Selection) -> Any:
