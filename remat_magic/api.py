@@ -122,12 +122,12 @@ class Trace:
     @property
     def wrt(self) -> tuple[str, ...]:
         """What is differentiated: arguments by name, or leaves where only some of an argument's are."""
-        return self.engine.wrt
+        return self.engine.primal.signature.wrt
 
     @property
     def arguments(self) -> tuple[Leaf, ...]:
         """The array leaves of the arguments, as types."""
-        return self.engine.arguments
+        return self.engine.primal.signature.arrays
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -139,7 +139,7 @@ class Trace:
         first eight, ``"block/3"`` for one checkpoint around each three calls after one another: three steps of a
         ``scan``, ``map`` or ``fori_loop`` that makes one in each step. Each kind is in the order of the first call.
         """
-        return (*self.engine.sites, *self.engine.possible_sites)
+        return (*self.engine.sites, *self.engine.primal.possible.sites)
 
     @property
     def groups(self) -> tuple[Site, ...]:
@@ -148,7 +148,7 @@ class Trace:
         For each loop of four steps or more one, of about the square root of all its steps; ``code`` is what to write.
         Other numbers of steps work as ``at`` too: see ``sites``.
         """
-        return self.engine.groups
+        return self.engine.primal.possible.groups
 
     @property
     def gradients(self) -> tuple[GradientCall, ...]:
@@ -208,7 +208,7 @@ class Trace:
     @property
     def mesh_devices(self) -> int:
         """How many devices the mesh has that the function's arguments are on; 1 for no mesh."""
-        return self.engine.mesh_devices
+        return self.engine.given.mesh_devices
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -39,10 +39,10 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, *files: str) ->
         at: at which place.
         *files: in which the function stands.
     """
-    outputs = trace.engine._primal.output_types
+    outputs = trace.engine.primal.output_types
     forward = trace.forward(policy, at)
     assert report.forward.text == forward.pretty_print(use_color=False)
-    residuals = list(forward.out_avals)[len(outputs) + trace.engine._primal.auxiliary :]
+    residuals = list(forward.out_avals)[len(outputs) + trace.engine.primal.auxiliary :]
     # Every byte is of one kind.
     kinds = (report.saved_bytes, report.argument_bytes, report.constant_bytes, report.offloaded_bytes)
     assert sum(kinds) + report.unread_bytes == sum(row.nbytes for row in report.residuals)

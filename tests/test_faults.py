@@ -510,11 +510,11 @@ def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
 def test_an_interrupted_trace_asks_jax_under_another_number():
     """An entry of JAX's caches that was begun and not ended is never asked for again."""
     trace = rm.trace(loss, *SHAPES)
-    before = trace.engine._primal._generation.number
-    with contextlib.suppress(KeyboardInterrupt), trace.engine._primal.tracing():
+    before = trace.engine.primal._generation.number
+    with contextlib.suppress(KeyboardInterrupt), trace.engine.primal.tracing():
         assert config.jax_xla_profile_version.value == before
         raise KeyboardInterrupt
-    with trace.engine._primal.tracing():
+    with trace.engine.primal.tracing():
         assert config.jax_xla_profile_version.value != before
 
 

@@ -134,7 +134,7 @@ def test_numbers_in_objects_are_settings_unless_asked_for():
     w = f32(3)
     trace = rm.trace(loss, w, Settings(0.1, 2))
     assert trace.wrt == ("w",)
-    assert [leaf.value for leaf in trace.engine.leaves if not leaf.is_array] == [0.1, 2, 1.0]
+    assert [leaf.value for leaf in trace.engine.primal.signature.leaves if not leaf.is_array] == [0.1, 2, 1.0]
     assert rm.trace(loss, w, Settings(0.1, 2), wrt="settings.rate").wrt == ("settings.rate",)
     both = rm.trace(lambda w, s: jnp.sum(w * s.rate * s.scale), w, Settings(0.1, 2), wrt=(0, 1))  # as jax.grad would
     assert both.wrt == ("w", "s")
@@ -142,7 +142,8 @@ def test_numbers_in_objects_are_settings_unless_asked_for():
     arrays = rm.trace(lambda w, s: jnp.sum(w * s.rate * s.scale), w, Settings(0.1, 2, scale=f32(3)))
     assert arrays.wrt == ("w", "s")
     again = arrays.engine.retraced(arrays.engine.traced)
-    assert (again.wrt, len(again.arguments)) == (arrays.wrt, 2)
+    assert again.primal.signature.wrt == arrays.wrt
+    assert len(again.primal.signature.arrays) == 2
 
 
 def test_a_number_that_is_needed_as_a_number_stays_one_and_it_is_said():

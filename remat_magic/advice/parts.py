@@ -71,9 +71,9 @@ class Parts:
             yield begin, len(jaxpr.eqns)
 
     def _report(self, closed: Any) -> Report:
-        leaves = self._engine.arguments
+        leaves = self._engine.primal.signature.arrays
         wrt = tuple(number for number, leaf in enumerate(leaves) if leaf.differentiated)
-        with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
+        with _jax.tracing(_jax.Generation(), self._engine.primal.remat3, _jax.x64()):
             return Facts(
                 Engine(_jax.as_function(closed), tuple(leaf.value for leaf in leaves), {}, wrt, False)
             ).report()

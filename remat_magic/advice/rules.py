@@ -47,7 +47,7 @@ def given_names(engine: Engine) -> list[GivenName]:
         name = _jax.checkpoint_name_of(eqn)
         if name is None:
             continue
-        sites = tuple(engine.site_of(outer) for outer in scope.around() if _jax.is_checkpoint(outer))[::-1]
+        sites = tuple(engine.primal.site_of(outer) for outer in scope.around() if _jax.is_checkpoint(outer))[::-1]
         if (id(eqn), sites) not in names:
             source = nearest_span(engine.provenances.spans, scope, eqn)
             names[id(eqn), sites] = GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0])))
@@ -87,7 +87,7 @@ class Case:
             at = "sites"  # the function's own decorator
         if at == "function":
             # A checkpoint around others overrules them, but for jax_remat3.
-            self.asked = {"": policy, **(self.asked if self.facts.engine.remat3 else {})}
+            self.asked = {"": policy, **(self.asked if self.facts.engine.primal.remat3 else {})}
         for key in self.asked:
             if key and at in ("sites", key):
                 self.asked[key] = policy
@@ -382,7 +382,7 @@ def steps_together(case: Case) -> Iterator[Advice]:
     report, engine = case.report, case.facts.engine
     if report.backward_error or not report.peak_bytes:
         return
-    for group in engine.groups:
+    for group in engine.primal.possible.groups:
         key = group.key.rpartition("/")[0]
         each = _lowest(case, [(_POLICIES[0], key)], report.peak_bytes) or report
         on_steps = "none" if key in {site.key for site in engine.sites} else _POLICIES[0]
@@ -419,7 +419,7 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     if isinstance(case.at, Mapping) or report.backward_error or not peak:
         return
     inside = engine.contents()
-    places = [site for site in engine.possible_sites if site.key in inside and site.key != report.at]
+    places = [site for site in engine.primal.possible.sites if site.key in inside and site.key != report.at]
     places = [site for site in places if inside[site.key].depths[site.key] <= DEEPEST]
     site = max(places, key=lambda site: inside[site.key].gain, default=None)
     if site is None or not inside[site.key].gain:
@@ -496,7 +496,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     """Wide residuals of narrow values that met wide arguments, or else in a program of narrow weights."""
     engine = case.facts.engine
     half = engine.half(engine.select(*case.asked_for))
-    cause = widened(half, engine.provenances, engine.argument_names)
+    cause = widened(half, engine.provenances, engine.primal.arguments)
     if cause is not None and cause.spared > _WIDE_PART / 2 * case.report.saved_bytes:
         yield Advice(
             "wide-residuals",
@@ -510,7 +510,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
         )
         return
     sizes: dict[str, int] = {}
-    for leaf in case.facts.engine.arguments:
+    for leaf in case.facts.engine.primal.signature.arrays:
         kind = _jax.short_dtype(leaf.value)
         sizes[kind] = sizes.get(kind, 0) + leaf.value.size * leaf.value.dtype.itemsize
     halves = sum(size for kind, size in sizes.items() if kind in _HALF)

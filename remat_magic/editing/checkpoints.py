@@ -135,7 +135,7 @@ def library_caller(engine: Engine, at: str) -> str:
 
 def _library_caller(engine: Engine, who: Identity) -> str:
     layers: dict[tuple[str, int], str] = {}
-    for site in engine.possible_sites:
+    for site in engine.primal.possible.sites:
         place = engine.place(site.key)
         if place is not None and is_library_file(place.callee.who[1]) and place.callee.who != who:
             layers[place.callee.who[1:]] = site.key
@@ -302,8 +302,9 @@ class Checkpoints:
             RematError: one holds arrays and what ``jax.checkpoint`` cannot take.
         """
         engine = self._engine
-        arrays = {leaf.position for leaf in engine.leaves if leaf.is_array}
-        others = [(leaf.position, leaf) for leaf in engine.leaves if not leaf.is_array and leaf.position is not None]
+        leaves = engine.primal.signature.leaves
+        arrays = {leaf.position for leaf in leaves if leaf.is_array}
+        others = [(leaf.position, leaf) for leaf in leaves if not leaf.is_array and leaf.position is not None]
         for position, leaf in others:
             if position in arrays and not isinstance(leaf.value, (int, float, complex)):
                 raise RematError(

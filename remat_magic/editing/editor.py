@@ -120,13 +120,13 @@ class _Editor:
         sites = self._engine.sites
         if at == "function":
             own = own_checkpoint(self._engine.provenances.closed)
-            at = "" if own is None else self._engine.site_of(own)
+            at = "" if own is None else self._engine.primal.site_of(own)
         return tuple(site for site in sites if at in ("sites", site.key))
 
     def _within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
         """Which equations of a trace are the checkpoints of a place; None: all that is traced is in it."""
         keys = {at} if facts.engine.place(at) is not None else {site.key for site in self._sites(at)}
-        return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
+        return (lambda eqn: facts.engine.primal.site_of(eqn) in keys) if keys else None
 
     def edit(self, plan: Plan) -> Edit:
         """The edit of a plan."""

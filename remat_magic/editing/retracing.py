@@ -323,7 +323,7 @@ class Retraces:
         for _, eqn in walk(facts.engine.provenances.closed):
             mark = _jax.checkpoint_policy(eqn) if _jax.is_checkpoint(eqn) else None
             if isinstance(mark, _Mark):
-                place, of_site = places[mark.number], by_site.setdefault(facts.engine.site_of(eqn), [])
+                place, of_site = places[mark.number], by_site.setdefault(facts.engine.primal.site_of(eqn), [])
                 alike = (other for of_one in several if place in of_one for other in of_one)
                 of_site += [other for other in dict.fromkeys((place, *alike)) if other not in of_site]
         return by_site

@@ -81,7 +81,7 @@ class UserCode:
         function = engine.traced
         code = UserCode(function, [*_reachable(function, engine.inputs_again())])
         by_file: dict[str, set[CodeType]] = {}
-        for file, executed in executed_codes(engine.whole, engine.provenances.closed):
+        for file, executed in executed_codes(engine.given.closed, engine.provenances.closed):
             by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(

@@ -25,7 +25,7 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.reloaded import restore_lines
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
-from remat_magic.engine.signature import Bound, Leaf, Signature, unbound
+from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
 from remat_magic.engine.steps import (
@@ -49,7 +49,15 @@ __all__ = ["Dissection", "Engine", "with_plan"]
 
 
 class Engine:
-    """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread."""
+    """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread.
+
+    Attributes:
+        given: the function as it was given; calls stand in its jaxpr for the gradients that it takes.
+        primal: the program that the trace is of: one of these gradients' functions, or the function itself.
+        sources: the source text of what ran.
+        plans: those that a key stands for, where a search has made them.
+        lock: is held by whoever retraces.
+    """
 
     def __init__(
         self,
@@ -65,33 +73,33 @@ class Engine:
         self.lock = threading.RLock()
         self._asked = fun
         restore_lines()
-        self._given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
+        self.given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
         self._fun = self._bound.fun
-        self._gradients = inner_gradients(self._given)
+        self._gradients = inner_gradients(self.given)
         self._begin(gradient, wrt is not None or has_aux)
 
     def _begin(self, gradient: str | None, differentiate: bool) -> None:
         """Choose what the trace is of, and make ready for it; arguments are those of ``choose``."""
-        self.plans: dict[str, Plan] = {}  # that a key stands for, where a search has made them
-        fun, given = self._fun, self._given
+        self.plans: dict[str, Plan] = {}
+        fun, given = self._fun, self.given
         self._gradient = choose(given, self._gradients, gradient, differentiate)
         if self._gradient is not None:
-            self._primal = self._gradient.primal
+            self.primal = self._gradient.primal
         elif not given.gradients:
-            self._primal = given
+            self.primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
-            self._primal = Primal(fun, given.signature, given.has_aux, False, however_long=given.however_long)
-        self._primal.require_differentiable()
+            self.primal = Primal(fun, given.signature, given.has_aux, False, however_long=given.however_long)
+        self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
-        self.sources = source_texts(self._primal.provenances, fun)
+        self.sources = source_texts(self.primal.provenances, fun)
         self._selector = Selector(
-            self._primal.closed,
-            self._primal.table,
-            self._primal.possible,
-            self._primal.provenances.spans,
-            self._primal.name,
+            self.primal.closed,
+            self.primal.table,
+            self.primal.possible,
+            self.primal.provenances.spans,
+            self.primal.name,
         )
-        self._retraces = Retraces(self._primal, self._selector)
+        self._retraces = Retraces(self.primal, self._selector)
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
         self._calls: dict[int, InnerGradient] = {}  # those of a step that the trace is not of
         self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -99,28 +107,13 @@ class Engine:
     @property
     def function_name(self) -> str:
         """The function's own name."""
-        return self._primal.name
+        return self.primal.name
 
     @property
     def signature(self) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
-        types = [_jax.type_text(aval) for aval in self._primal.output_types]
-        return self._primal.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
-
-    @property
-    def wrt(self) -> tuple[str, ...]:
-        """What is differentiated: arguments by name, or leaves where only some of an argument's are."""
-        return self._primal.signature.wrt
-
-    @property
-    def arguments(self) -> tuple[Leaf, ...]:
-        """The array leaves of the arguments, as types."""
-        return self._primal.signature.arrays
-
-    @property
-    def argument_names(self) -> tuple[str, ...]:
-        """What the user knows the array leaves by."""
-        return self._primal.arguments
+        types = [_jax.type_text(aval) for aval in self.primal.output_types]
+        return self.primal.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
 
     def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
         """The arguments of what ``gradient`` gives: of the training step where it is known, else of the function.
@@ -128,36 +121,17 @@ class Engine:
         Args:
             alone: of the gradient without the step.
         """
-        return self._primal.signature if alone or self.step is None else self._given.signature
-
-    @property
-    def whole(self) -> Any:
-        """The closed jaxpr of the function as it was given; calls stand there for the gradients that it takes."""
-        return self._given.closed
+        return self.primal.signature if alone or self.step is None else self.given.signature
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
-        return self._primal.table.sites
-
-    @property
-    def possible_sites(self) -> tuple[Site, ...]:
-        """The places where there is no checkpoint and could be one: functions that are called, loops' bodies."""
-        return self._primal.possible.sites
-
-    @property
-    def groups(self) -> tuple[Site, ...]:
-        """Steps of loops that are worth one checkpoint around several, as places: about the square root of all."""
-        return self._primal.possible.groups
-
-    def site_of(self, eqn: Any) -> str:
-        """The key of the site that a checkpoint equation of the primal program belongs to."""
-        return self._primal.site_of(eqn)
+        return self.primal.table.sites
 
     def contents(self) -> Mapping[str, Contents]:
         """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""
         with self.lock, _jax.reading():
-            return contents(self._primal)
+            return contents(self.primal)
 
     @property
     def gradients(self) -> tuple[GradientCall, ...]:
@@ -180,7 +154,7 @@ class Engine:
 
         It is not known where the gradient writes to references, is differentiated itself, or is part of another one.
         """
-        return None if self._gradient is None else step_of(self._given, self._gradient)
+        return None if self._gradient is None else step_of(self.given, self._gradient)
 
     def of_gradient(self, key: str) -> Self:
         """One of another gradient that the function takes inside, or of the function itself.
@@ -189,7 +163,7 @@ class Engine:
             RematError: there is no such gradient, or the function itself cannot be differentiated.
             Exception: whatever the function raises, which is traced once more where it is itself differentiated.
         """
-        with self.lock, self._given.tracing():  # whichever thread asks
+        with self.lock, self.given.tracing():  # whichever thread asks
             other: Self = self._copy()
             other._begin(key, False)
             return other
@@ -204,7 +178,7 @@ class Engine:
     @property
     def postponed(self) -> bool:
         """Whether XLA was not asked how values are spread only since that takes long: ``of_one_device`` asks."""
-        return not self.per_device and (self._given.postponed or self._primal.postponed)
+        return not self.per_device and (self.given.postponed or self.primal.postponed)
 
     def of_one_device(self) -> Self:
         """One of the same, for which XLA is asked how values are spread, however long that takes.
@@ -217,14 +191,14 @@ class Engine:
             return self
         with self.lock:
             other: Self = self._copy()
-            given = self._given.asked_however_long()
-        other._given = given
+            given = self.given.asked_however_long()
+        other.given = given
         other._gradients = tuple(InnerGradient(inner.call, inner.function, given) for inner in self._gradients)
         with other.lock, given.tracing():
             other._begin(ITSELF if self._gradient is None else self._gradient.call.key, False)
             other.plans = dict(self.plans)
             if not other.per_device:
-                why = given.why_not_asked or other._primal.why_not_asked
+                why = given.why_not_asked or other.primal.why_not_asked
                 raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
         return other
 
@@ -234,7 +208,7 @@ class Engine:
         Raises:
             Exception: whatever ``fun`` itself raises.
         """
-        given, signature = self._given, self._given.signature
+        given, signature = self.given, self.given.signature
         args, kwargs = self.inputs_again()
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self._gradient is None else None
@@ -245,7 +219,7 @@ class Engine:
 
     def inputs_again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the same types as those that the function was traced with, and the static ones themselves."""
-        signature = self._given.signature
+        signature = self.given.signature
         assert isinstance(signature, Signature)  # not that of a function inside
         arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
         return signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
@@ -253,59 +227,39 @@ class Engine:
     @property
     def stale(self) -> tuple[str, ...]:
         """The functions of which JAX still holds an older trace than this one."""
-        return tuple(dict.fromkeys((*self._given.stale, *self._primal.stale)))
+        return tuple(dict.fromkeys((*self.given.stale, *self.primal.stale)))
 
     @property
     def provenances(self) -> Provenances:
         """The primal program and where its operations stand."""
-        return self._primal.provenances
-
-    @property
-    def remat3(self) -> bool:
-        """Whether the trace was made, and is retraced, with jax_remat3."""
-        return self._primal.remat3
+        return self.primal.provenances
 
     @property
     def devices(self) -> int:
         """How many devices share the work; 1 without a mesh."""
-        return self._primal.devices if self.per_device else self._given.automatic_devices
-
-    @property
-    def mesh_devices(self) -> int:
-        """How many devices the mesh of the program has, without asking XLA; 1 for none."""
-        return self._given.mesh_devices
+        return self.primal.devices if self.per_device else self.given.automatic_devices
 
     @property
     def per_device(self) -> bool:
         """Whether figures are of one device; not where sharding is automatic, of which no type tells."""
-        return self._primal.devices > 1 or self._given.automatic_devices == 1
-
-    @property
-    def unplaced(self) -> tuple[str, ...]:
-        """The arguments of which nothing says how they are spread; None of them where nothing is spread."""
-        return self._given.unplaced if self._given.asked is not None else ()
+        return self.primal.devices > 1 or self.given.automatic_devices == 1
 
     @property
     def traced(self) -> Any:
         """The function that was traced: as it was given, but for what a method or a partial holds."""
         return self._fun
 
-    @property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """All leaves of the arguments, static ones included."""
-        return self._primal.signature.leaves
-
     # ----------------------------------------------------------------------------------------------------- the places
 
     def place(self, at: str) -> Where | None:
         """Which calls of which function a place is that has no checkpoint; None where it is another place."""
-        return None if at in {site.key for site in self.sites} else self._primal.possible.where(at)
+        return None if at in {site.key for site in self.sites} else self.primal.possible.where(at)
 
     def placed(self, at: str) -> Any:
         """The closed jaxpr with checkpoints at a place that has none."""
-        with self.lock, self._primal.tracing():
+        with self.lock, self.primal.tracing():
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
-            primal = self._primal
+            primal = self.primal
             return with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
 
     def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
@@ -320,14 +274,14 @@ class Engine:
         assert self.step is not None
         chosen, halves = self._gradient.function, dict[int, Halves]()
         standing = {half[1] for _, eqn in walk(self.step.closed, once=True) if (half := half_of(eqn))}
-        with self.lock, self._given.tracing():  # whichever thread asks
-            for number, function in enumerate(self._given.gradients):
+        with self.lock, self.given.tracing():  # whichever thread asks
+            for number, function in enumerate(self.given.gradients):
                 if function is chosen:
-                    both, primal = (self.half(selection), self.backward_of(selection)), self._primal
+                    both, primal = (self.half(selection), self.backward_of(selection)), self.primal
                 elif number not in standing:  # it stands within another one, or its shapes alone were asked
                     continue
                 else:
-                    inner = InnerGradient(self._gradient.call, function, self._given)
+                    inner = InnerGradient(self._gradient.call, function, self.given)
                     inner = self._calls.setdefault(number, inner)
                     primal = inner.primal
                     own = function.who == chosen.who
@@ -358,8 +312,8 @@ class Engine:
             return self._known_names
 
     def _find_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        names = checkpoint_names(self._primal.closed)
-        if not self._primal.has_custom_rules:
+        names = checkpoint_names(self.primal.closed)
+        if not self.primal.has_custom_rules:
             return names, ()
         bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
         try:
@@ -375,23 +329,21 @@ class Engine:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
         function = self._gradient.function if self._gradient else None
-        unknown = why_no_step(self._given, function) if function and self.step is None else ""
+        unknown = why_no_step(self.given, function) if function and self.step is None else ""
         return (
-            *notes.of_program(self.stale, hidden, complex_values=self._primal.has_complex_values),
-            *notes.of_gradients(
-                self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
-            ),
+            *notes.of_program(self.stale, hidden, complex_values=self.primal.has_complex_values),
+            *notes.of_gradients(self.given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown),
             *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
             *notes.of_devices(
                 self.function_name,
                 self.devices,
                 self.per_device,
-                self._primal.unknown_values,
-                self._primal.untold_axes,
-                self._given.why_not_asked or self._primal.why_not_asked,
-                asked=self._primal.asked is not None,
+                self.primal.unknown_values,
+                self.primal.untold_axes,
+                self.given.why_not_asked or self.primal.why_not_asked,
+                asked=self.primal.asked is not None,
             ),
-            *notes.of_mesh(self._given.name, self._given.mesh, self.devices, self.unplaced),
+            *notes.of_mesh(self.given.name, self.given.mesh, self.devices, self.given.unplaced),
             *notes.of_settings(self._settings),
         )
 
@@ -456,7 +408,7 @@ class Engine:
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
         resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
-        if self.remat3 and resolved.own:
+        if self.primal.remat3 and resolved.own:
             resolved = replace(resolved, notes=(*resolved.notes, notes.asked_little(resolved.key)))
         if namespace is None and resolved.policy is policy:  # which is held anyway, so that its identity stays its own
             self._resolved[id(policy)] = policy, resolved
@@ -531,14 +483,14 @@ class Engine:
             if alone or self.step is None:
                 if self._gradient is not None and self._gradient.function.devices:
                     raise RematError(
-                        f"{self._primal.name} is differentiated on each device by itself, and not to be run alone: "
-                        f"pass inputs=(args, kwargs) of a call of {self._given.name}."
+                        f"{self.primal.name} is differentiated on each device by itself, and not to be run alone: "
+                        f"pass inputs=(args, kwargs) of a call of {self.given.name}."
                     )
                 return self._retraces.gradient(selection, shardings, platform)
-            half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self._primal
-            with self._given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks
+            half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self.primal
+            with self.given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks
                 jaxpr, lowered, donated = lowered_step(
-                    self._given, self.step, self._applied(selection), shardings, platform
+                    self.given, self.step, self._applied(selection), shardings, platform
                 )
         counted = primal.outputs + primal.auxiliary
         return Gradient(
@@ -570,8 +522,8 @@ class Engine:
         rewrite = self._retraces.rewriting(selection)
         if self._gradient is not None and of is None:
             inside = self._gradient.function.who
-            return step_with_policy(fun, inside, selection.policy, rewrite, self._primal.remat3)
-        primal = self._primal
+            return step_with_policy(fun, inside, selection.policy, rewrite, self.primal.remat3)
+        primal = self.primal
         return with_policy(fun, primal.name, selection.policy, rewrite, primal.tracing_again, primal.calls)
 
     def close(self) -> None:

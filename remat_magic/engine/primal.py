@@ -314,9 +314,11 @@ class Primal:
     @functools.cached_property
     def unplaced(self) -> tuple[str, ...]:
         """The arguments of which nothing says how they are spread, where XLA decides about that."""
-        placed, spread_by_xla = _jax.placed(self.closed), self.asked.shardings if self.asked is not None else {}
+        if self.asked is None:
+            return ()
         # By a constraint inside of a body.
-        placed |= {var for var, sharding in spread_by_xla.items() if any(sharding.spec)}
+        constrained = {var for var, sharding in self.asked.shardings.items() if any(sharding.spec)}
+        placed = _jax.placed(self.closed) | constrained
         rows = zip(self.signature.arrays, self.shardings, _jax.open_jaxpr(self.closed).invars, strict=False)
         return tuple(
             leaf.name for leaf, sharding, var in rows if sharding is None and var.aval.shape and var not in placed

@@ -92,7 +92,7 @@ class Facts:
             report = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
             if report is None:
                 report = self._previews[selection.report_key] = reports.preview(
-                    self._blank(selection), engine.half(selection), engine.provenances, engine.argument_names
+                    self._blank(selection), engine.half(selection), engine.provenances, engine.primal.arguments
                 )
             return report
 
@@ -282,10 +282,10 @@ class Facts:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
             programs, half = reports.Programs(), engine.half(selection)
-            programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
+            programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.primal.arguments)
             blank, step = self._blank(selection), engine.step
             if step is None:
-                return reports.over_time(blank, self._schedule(selection), programs, engine.argument_names)
+                return reports.over_time(blank, self._schedule(selection), programs, engine.primal.arguments)
             halves = engine.halves_in_step(selection)
             schedule = step_schedule(step, halves, self._memory)
             for both in halves.values():
@@ -323,7 +323,7 @@ class Facts:
             code=selection.code,
             function=engine.function_name,
             signature=engine.signature,
-            wrt=engine.wrt,
+            wrt=engine.primal.signature.wrt,
             notes=(*engine.notes, *selection.notes),
             forward=Program(),
             complete=False,

@@ -111,7 +111,7 @@ def _promising(facts: Facts) -> Iterator[str]:
 
 def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
     """The place of some calls of a function together, in a loop or one after another; empty where these are few."""
-    of_loop = (group.key for group in facts.engine.groups if group.key.rpartition("/")[0] == key)
+    of_loop = (group.key for group in facts.engine.primal.possible.groups if group.key.rpartition("/")[0] == key)
     calls = inside[key].calls
     return next(of_loop, f"{key}/{round(math.sqrt(calls))}" if calls >= _FEWEST else "")
 
@@ -168,7 +168,8 @@ class _Search:
         yield _Candidate("none", "sites" if sites else "function")
         yield _Candidate("as_written", engine.default_at)
         yield from (_Candidate(policy, best) for policy in POLICIES)
-        loops = [key for key in outside if any(group.key.rpartition("/")[0] == key for group in engine.groups)]
+        of_loops = {group.key.rpartition("/")[0] for group in engine.primal.possible.groups}
+        loops = [key for key in outside if key in of_loops]
         for key in dict.fromkeys((*outside[:1], *loops[:_LOOPS])):
             if group := _together(self._facts, key, inside):
                 yield _Candidate(_NOTHING, group)
@@ -186,7 +187,7 @@ class _Search:
         for key in [key for key in places if key not in outside][:_INSIDE]:
             yield from _at(key)
         groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
-        for group in engine.groups:
+        for group in engine.primal.possible.groups:
             yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
         others = (choice for key in free[2:] for choice in _at(key))
         yield from (replace(choice, late=True) for choice in (*groups, *others))
@@ -203,7 +204,7 @@ class _Search:
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
         """The places that make enough to matter, each once, those with most to gain first."""
         engine = self._facts.engine
-        keys = [site.key for site in (*engine.sites, *engine.possible_sites) if site.key in inside]
+        keys = [site.key for site in (*engine.sites, *engine.primal.possible.sites) if site.key in inside]
         smallest = _LEAST * inside["function"].nbytes
         small = [key for key in keys if inside[key].nbytes < smallest]
         if small:

@@ -57,7 +57,7 @@ class Planner:
         naming = self.parts.naming.unreached
         inside = (place if place == COMPLEX else f"{INSIDE}{place}" for place in naming)
         # Policies are asked about operations of the derivative too; under jax_remat3 they are not.
-        derived = self.graph.deferred and not self.facts.engine.remat3
+        derived = self.graph.deferred and not self.facts.engine.primal.remat3
         return (*inside, *(("values that only a derivative has",) * derived))
 
     def problem(self, objective: Objective | None = None) -> Problem:
@@ -147,7 +147,7 @@ def saved_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[s
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
         own = own_checkpoint(facts.engine.provenances.closed)
-        at_function = frozenset() if own is None else frozenset({facts.engine.site_of(own)})
+        at_function = frozenset() if own is None else frozenset({facts.engine.primal.site_of(own)})
         every = frozenset(site.key for site in facts.engine.sites)
         taken_off = {"function": at_function, "sites": every}.get(parts.at, frozenset({parts.at}))
     around = _checkpoints(facts)
@@ -169,7 +169,7 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
         if traceback not in checkpoints:
             around = [*filter(_jax.is_checkpoint, scope.around())][::-1]
             checkpoints[traceback] = tuple(
-                (facts.engine.site_of(checkpoint), _jax.checkpoint_policy(checkpoint)) for checkpoint in around
+                (facts.engine.primal.site_of(checkpoint), _jax.checkpoint_policy(checkpoint)) for checkpoint in around
             )
     return checkpoints
 
