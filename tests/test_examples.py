@@ -12,81 +12,164 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
+from tests.benchmarks.models import transformer
 from tests.programs import binary_chain, f32
-
-LAYERS = (f32(5, 4), f32(6, 5), f32(7, 6), f32(4))
 
 
 def layer(w, x):
     return jnp.sin(w @ x)
 
 
-def three(w1, w2, w3, x):
-    return layer(w3, layer(w2, layer(w1, x))).sum()
+def three(w1, w2, w3, x, layer=layer, name=lambda x, name: x):
+    for w, letter in ((w1, "a"), (w2, "b"), (w3, "c")):
+        x = name(layer(w, x), letter)
+    return x.sum()
 
 
-def kinds(report):
-    return Counter(residual.kind for residual in report.residuals)
+PARAMS = [f32(4, 4)] * 3
 
 
-def saved(report, kind="intermediate"):
-    return sorted((r.type, r.primitive) for r in report.residuals if r.kind == kind)
+def predict(params, x, name=lambda x, i: x):
+    for i, w in enumerate(params[:-1]):
+        x = name(layer(w, x), i)
+    return params[-1] @ x
+
+
+def loss(params, x, y, name=lambda x, i: x):
+    return jnp.sum((predict(params, x, name) - y) ** 2)
+
+
+def chain(n):
+    return lambda x: functools.reduce(lambda x, _: jnp.sin(x), range(n), x)
+
+
+def relu_layer(x, wb):
+    w, b = wb
+    return jax.nn.relu(w @ x + b), None
+
+
+def scanned(ws, bs, x, step=relu_layer):
+    return jax.lax.scan(step, x, (ws, bs))[0].sum()
+
+
+SCANNED = (f32(8, 4, 4), f32(8, 4), f32(4))
+
+
+def offloaded(w, x):
+    return jnp.sum(jnp.sin(checkpoint_name(jnp.sin(x @ w), "h") @ w))
+
+
+def gated(w, x):
+    return jnp.sum(jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h") @ w))
+
+
+DOTS = "dots_with_no_batch_dims_saveable"
+with_policy = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+LAYERS = (f32(5, 4), f32(6, 5), f32(7, 6), f32(4))
+LOSS = (PARAMS, f32(4), f32(4))
+MATRICES = (f32(4, 4), f32(3, 4))
+
+
+def of(fun, args, policy="as_written", at=None, **options):
+    return (functools.partial(fun, **options) if options else fun), args, policy, at
+
+
+# What is inspected; how many residuals it has; which are no arguments; what is repeated; what is done only then.
+TABLE = {
+    # Each sin saves its cos; the first two sins feed a matmul whose derivative reads them.
+    "1: no checkpoint": (of(three, LAYERS), 9, "f32[5] cos, f32[5] sin, f32[6] cos, f32[6] sin, f32[7] cos", {}, {}),
+    # What is saved are the next layer's inputs. Each matmul runs again for the cos of its sin; the sins are not needed.
+    "2: on each layer": (
+        of(three, LAYERS, layer=jax.checkpoint(layer)), 6, "f32[5] sin, f32[6] sin", {"dot_general": 3}, {"cos": 3}
+    ),
+    # The third sin's value is not needed again.
+    **{
+        f"3: {policy}": (
+            of(three, LAYERS, policy), 7, "f32[5] dot_general, f32[6] dot_general, f32[7] dot_general",
+            {"sin": 2}, {"cos": 3},
+        )
+        for policy in (DOTS, "dots_saveable", "checkpoint_dots")
+    },
+    "4: by name": (
+        of(three, LAYERS, "save_only_these_names('a')", name=checkpoint_name), 5, "f32[5] sin a", None, None
+    ),
+    "6: the derivative now": (of(jnp.sin, (f32(4),), "everything_saveable"), 1, "f32[4] cos", {}, {}),
+    "6: the derivative later": (of(jnp.sin, (f32(4),), "nothing_saveable"), 1, "", {}, {"cos": 1}),
+    "8: arguments": (of(loss, LOSS), 9, None, {}, {}),
+    "9: dots of layer and predictor": (of(loss, LOSS, DOTS), 8, ", ".join(3 * ["f32[4] dot_general"]), None, None),
+    "10: names": (
+        of(loss, LOSS, name=lambda x, i: checkpoint_name(x, f"layer{i}_output")), 9,
+        "f32[4] cos, f32[4] cos, f32[4] mul, f32[4] sin layer0_output, f32[4] sin layer1_output", {}, {},
+    ),
+    **{f"12: a chain of {n}": (of(chain(n), (f32(),)), n, ", ".join(n * ["f32[] cos"]), {}, {}) for n in (8, 16)},
+    # The last two are under no checkpoint.
+    **{
+        f"13: halves of {n}": (
+            of(binary_chain(n), (f32(),)), residuals, None,
+            {"sin": n // 2 * (n.bit_length() - 1) - n + 1}, {"cos": n - 2},
+        )
+        for n, residuals in ((8, 4), (16, 5), (32, 6))
+    },
+    "15: dots": (of(scanned, SCANNED, step=with_policy(relu_layer)), 4, None, None, None),
+    "15: dots, none": (
+        of(scanned, SCANNED, "nothing_saveable", "relu_layer", step=with_policy(relu_layer)), 3, None, None, None
+    ),
+    "15: none": (of(scanned, SCANNED, step=jax.checkpoint(relu_layer)), 3, None, None, None),
+    "15: none, dots": (of(scanned, SCANNED, DOTS, "relu_layer", step=jax.checkpoint(relu_layer)), 4, None, None, None),
+    "17: by name": (of(offloaded, MATRICES, "names(offload=['h'])"), 3, "host f32[3,4] sin h", None, None),
+    "17: dots": (
+        of(offloaded, MATRICES, "offload_dot_with_no_batch_dims"), 4, ", ".join(2 * ["host f32[3,4] dot_general"]),
+        None, None,
+    ),
+    # The derivative of tanh reads its value from before it was named.
+    "18: saved, and recomputed all the same": (
+        of(gated, (f32(4, 4), f32(4)), "save_only_these_names('h')"), 3, "f32[4] tanh h",
+        {"dot_general": 2, "tanh": 1}, None,
+    ),
+}  # fmt: skip
+
+
+def told(residual):
+    words = (residual.memory_space, residual.type, residual.primitive, residual.name)
+    return " ".join(word for word in words if word)
 
 
 def operations(equations):
     return Counter(equation.primitive for equation in equations)
 
 
-def test_1_no_checkpoint(remat3):
-    report = rm.trace(three, *LAYERS).report()
-    assert [r.argument for r in report.residuals if r.kind == "argument"] == ["w1", "w2", "w3", "x"]
-    assert saved(report) == [  # each sin saves its cos; the first two sins feed a matmul whose derivative reads them
-        ("f32[5]", "cos"),
-        ("f32[5]", "sin"),
-        ("f32[6]", "cos"),
-        ("f32[6]", "sin"),
-        ("f32[7]", "cos"),
-    ]
-    assert not report.recomputed  # nothing is checkpointed
+@pytest.mark.parametrize("name", TABLE)
+def test_an_example(name, remat3):
+    (fun, args, policy, at), residuals, saved, repeated, deferred = TABLE[name]
+    report = rm.trace(fun, *args).report(policy, at)
+    assert len(report.residuals) == residuals
+    made = ", ".join(sorted(told(residual) for residual in report.residuals if residual.kind != "argument"))
+    assert saved in (made, None)
+    assert repeated is None or operations(report.repeated) == repeated
+    assert deferred is None or operations(report.deferred) == deferred
 
 
-def test_2_checkpoint_on_each_layer(remat3):
-    inner = jax.checkpoint(layer)
-
-    def net(w1, w2, w3, x):
-        return inner(w3, inner(w2, inner(w1, x))).sum()
-
-    trace = rm.trace(net, *LAYERS)
-    assert [(site.key, site.times, site.policy) for site in trace.engine.sites] == [("layer", 3, "nothing_saveable")]
-    report = trace.report()
-    assert len(report.residuals) == 6
-    assert saved(report) == [("f32[5]", "sin"), ("f32[6]", "sin")]  # they are the next layer's inputs
-    # Each layer's matmul runs again for the cos of its sin; the sins themselves are not needed again.
-    assert operations(report.repeated) == {"dot_general": 3}
-    assert operations(report.deferred) == {"cos": 3}
+def test_2_and_15_sites_have_a_policy_as_written(remat3):
+    trace = rm.trace(functools.partial(three, layer=jax.checkpoint(layer)), *LAYERS)
+    assert [(site.key, site.times, site.policy) for site in trace.sites] == [("layer", 3, "nothing_saveable")]
+    trace = rm.trace(functools.partial(scanned, step=with_policy(relu_layer)), *SCANNED)
+    assert [(site.key, site.times, site.policy) for site in trace.sites] == [("relu_layer", 8, DOTS)]
 
 
-@pytest.mark.parametrize("policy", ["dots_with_no_batch_dims_saveable", "dots_saveable", "checkpoint_dots"])
-def test_3_dots(policy, remat3):
-    report = rm.trace(three, *LAYERS).report(policy)
-    assert saved(report) == [(f"f32[{n}]", "dot_general") for n in (5, 6, 7)]
-    assert operations(report.repeated) == {"sin": 2}  # the third sin's value is not needed again
-    assert operations(report.deferred) == {"cos": 3}
+def test_8_and_9_arguments_are_named_and_lines_known(remat3):
+    trace = rm.trace(loss, *LOSS)
+    assert trace.names == ()
+    arguments = {r.argument for r in trace.report().residuals if r.argument}
+    assert arguments == {"params[0]", "params[1]", "params[2]", "x"}
+    dots = [r.source.function for r in trace.report(DOTS).residuals if r.kind == "intermediate"]
+    assert dots == ["layer", "layer", "predict"]
 
 
-def test_4_save_by_name(remat3):
-    def net(w1, w2, w3, x):
-        x = checkpoint_name(layer(w1, x), "a")
-        x = checkpoint_name(layer(w2, x), "b")
-        return checkpoint_name(layer(w3, x), "c").sum()
-
-    trace = rm.trace(net, *LAYERS)
-    assert trace.names == ("a", "b", "c")
-    report = trace.report("save_only_these_names('a')")
-    assert len(report.residuals) == 5
-    assert [(r.type, r.name, r.primitive) for r in report.residuals if r.kind == "intermediate"] == [
-        ("f32[5]", "a", "sin")
-    ]
+def test_18_what_is_saved_in_vain_is_said_where_it_is_so(remat3):
+    notes = rm.trace(gated, f32(4, 4), f32(4)).report("save_only_these_names('h')").notes
+    assert any("'h' is saved, and its tanh is recomputed all the same" in note for note in notes)
+    # The cos of the next one does not read sin's value.
+    assert not rm.trace(offloaded, f32(4, 4), f32(4)).report("save_only_these_names('h')").notes
 
 
 def test_5_forward_and_backward_side_by_side(remat3):
@@ -99,16 +182,6 @@ def test_5_forward_and_backward_side_by_side(remat3):
     )
     assert {row for line in report.backward.lines for _, row in line.residuals} == set(range(7))
     assert {row for line in report.forward.lines for _, row in line.residuals} == set(range(7))
-
-
-def test_6_the_two_derivatives_of_sin(remat3):
-    trace = rm.trace(lambda x: jnp.sin(x), f32(4))
-    now, later = trace.report("everything_saveable"), trace.report("nothing_saveable")
-    assert [(r.kind, r.primitive) for r in now.residuals] == [("intermediate", "cos")]
-    assert [(r.kind, r.argument) for r in later.residuals] == [("argument", "x")]
-    assert sum(r.nbytes for r in now.residuals) == sum(r.nbytes for r in later.residuals)
-    assert operations(later.deferred) == {"cos": 1}
-    assert not later.repeated
 
 
 def test_7_what_to_checkpoint_in_a_composition(remat3):
@@ -128,41 +201,6 @@ def test_7_what_to_checkpoint_in_a_composition(remat3):
     assert on_g.saved_bytes < plain.saved_bytes
     assert on_all.saved_bytes < on_g.saved_bytes  # the shortest list ...
     assert on_all.recomputed_flops > on_g.recomputed_flops  # ... for the most work
-
-
-PARAMS = [f32(4, 4)] * 3
-
-
-def predict(params, x, name=lambda x, i: x):
-    for i, w in enumerate(params[:-1]):
-        x = name(layer(w, x), i)
-    return params[-1] @ x
-
-
-def loss(params, x, y, name=lambda x, i: x):
-    return jnp.sum((predict(params, x, name) - y) ** 2)
-
-
-def test_8_arguments_are_named(remat3):
-    report = rm.trace(loss, PARAMS, f32(4), f32(4)).report()
-    names = {r.argument for r in report.residuals if r.argument}
-    assert {"params[0]", "params[1]", "params[2]", "x"} <= names
-    assert len(report.residuals) == 9
-
-
-def test_9_dots_of_layer_and_predictor(remat3):
-    report = rm.trace(loss, PARAMS, f32(4), f32(4)).report("dots_with_no_batch_dims_saveable")
-    assert kinds(report) == {"argument": 5, "intermediate": 3}
-    assert [r.source.function for r in report.residuals if r.kind == "intermediate"] == ["layer", "layer", "predict"]
-
-
-def test_10_names_on_saved_values(remat3):
-    named = functools.partial(loss, name=lambda x, i: checkpoint_name(x, f"layer{i}_output"))
-    report = rm.trace(named, PARAMS, f32(4), f32(4)).report()
-    assert [(r.name, r.primitive) for r in report.residuals if r.name] == [
-        ("layer0_output", "sin"),
-        ("layer1_output", "sin"),
-    ]
 
 
 def test_11_a_redefined_helper_is_not_taken_from_the_cache(remat3):
@@ -186,37 +224,6 @@ def test_11_a_redefined_helper_is_not_taken_from_the_cache(remat3):
     assert any("older trace of loss" in note for note in report.notes)
 
 
-@pytest.mark.parametrize(("n", "expected"), [(8, 8), (16, 16)])
-def test_12_a_chain_is_linear(n, expected, remat3):
-    def chain(x):
-        for _ in range(n):
-            x = jnp.sin(x)
-        return x
-
-    assert saved(rm.trace(chain, f32()).report()) == [("f32[]", "cos")] * expected
-
-
-@pytest.mark.parametrize(("n", "residuals"), [(8, 4), (16, 5), (32, 6)])
-def test_13_binary_checkpointing_is_logarithmic(n, residuals, remat3):
-    report = rm.trace(binary_chain(n), f32()).report()
-    assert len(report.residuals) == residuals
-    depth = n.bit_length() - 1
-    assert operations(report.repeated) == {"sin": n // 2 * depth - n + 1}
-    assert operations(report.deferred) == {"cos": n - 2}  # the last two are under no checkpoint
-
-
-def relu_layer(x, wb):
-    w, b = wb
-    return jax.nn.relu(w @ x + b), None
-
-
-def scanned(ws, bs, x, step=relu_layer):
-    return jax.lax.scan(step, x, (ws, bs))[0].sum()
-
-
-SCANNED = (f32(8, 4, 4), f32(8, 4), f32(4))
-
-
 def test_14_a_scan_tells_what_made_its_residuals(remat3):
     report = rm.trace(scanned, *SCANNED).report()
     stacked = [r for r in report.residuals if r.kind == "intermediate" and r.shape[0] == 8 and len(r.shape) > 1]
@@ -227,52 +234,8 @@ def test_14_a_scan_tells_what_made_its_residuals(remat3):
         assert residual.source.function == "relu_layer"
 
 
-def test_15_the_policy_of_a_scanned_layer(remat3):
-    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    step = jax.checkpoint(relu_layer, policy=dots)
-    trace = rm.trace(functools.partial(scanned, step=step), *SCANNED)
-    (site,) = trace.engine.sites
-    assert (site.key, site.times, site.policy) == ("relu_layer", 8, "dots_with_no_batch_dims_saveable")
-    assert len(trace.report().residuals) == 4
-    assert len(trace.report("nothing_saveable", at="relu_layer").residuals) == 3  # without editing anything
-    other = rm.trace(functools.partial(scanned, step=jax.checkpoint(relu_layer)), *SCANNED)
-    assert len(other.report().residuals) == 3
-    assert len(other.report(dots, at="relu_layer").residuals) == 4
-
-
-def test_17_offloading(remat3):
-    def f(w, x):
-        return jnp.sum(jnp.sin(checkpoint_name(jnp.sin(x @ w), "h") @ w))
-
-    trace = rm.trace(f, f32(4, 4), f32(3, 4))
-    by_name = trace.report("names(offload=['h'])")
-    assert [(r.kind, r.name, r.memory_space) for r in by_name.residuals if r.kind == "offloaded"] == [
-        ("offloaded", "h", "host")
-    ]
-    assert by_name.offloaded_bytes == 3 * 4 * 4
-    assert by_name.saved_bytes == 0
-    dots = trace.report("offload_dot_with_no_batch_dims")
-    assert [r.primitive for r in dots.residuals if r.kind == "offloaded"] == ["dot_general"] * 2
-    assert all(r.source.function == "f" for r in dots.residuals if r.kind == "offloaded")
-
-
-def test_18_saved_by_name_and_recomputed_all_the_same(remat3):
-    def f(w, x):
-        return jnp.sum(jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h") @ w))
-
-    report = rm.trace(f, f32(4, 4), f32(4)).report("save_only_these_names('h')")
-    assert [r.name for r in report.residuals if r.kind == "intermediate"] == ["h"]
-    assert operations(report.repeated)["tanh"] == 1
-    assert any("'h' is saved, and its tanh is recomputed all the same" in note for note in report.notes)
-    # It is not said where it is not so: cos does not read sin's value.
-    other = rm.trace(lambda w, x: jnp.sin(checkpoint_name(jnp.sin(x @ w), "h") @ w).sum(), f32(4, 4), f32(4))
-    assert not other.report("save_only_these_names('h')").notes
-
-
 @pytest.mark.parametrize("how", ["unrolled", "scanned"])
 def test_19_a_transformer(how, remat3):
-    from tests.benchmarks.models import transformer
-
     fun, args = transformer(4, site=True, scanned=how == "scanned")
     trace = rm.trace(fun, *args)
     assert [(s.key, s.times) for s in trace.engine.sites] == [("block", 4)]

@@ -258,7 +258,8 @@ def test_the_signature_is_the_loss_s_own():
     assert {residual.argument for residual in trace.report().residuals} >= {"x", "params[1]", "params[2]"}
     assert trace.gradient.source.line == loss.__code__.co_firstlineno
     (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
-    assert type(note.text) is str and note.text == note
+    assert type(note.text) is str
+    assert note.text == note
     assert "step_of_value_and_grad takes the gradient of loss" in note
 
 
