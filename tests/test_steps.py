@@ -606,6 +606,20 @@ def test_what_a_step_puts_into_its_arguments_is_held_as_what_it_returns():
     assert measured.output_bytes > sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.parametrize("update", [False, True])
+def test_a_step_may_return_what_depends_on_the_gradient_it_puts_into_its_arguments(update):
+    """As nnx's do. A loss with a penalty gives all of them back, too, as they were."""
+
+    def step(state, x, y):
+        value, gradients = jax.value_and_grad(loss)(state["params"], x, y)
+        state["params"] = updated(state["params"], gradients) if update else [w * 1 for w in state["params"]]
+        return value + sum((g**2).sum() for g in gradients)
+
+    params, x, y = arguments()
+    trace = rm.trace(step, {"params": params}, x, y)
+    assert (trace.gradient is not None, trace.step is not None) == (update, update)
+
+
 def test_a_policy_is_asked_about_one_example_as_jax_asks_it():
     """Seen from outside, the product below has a batch dimension; JAX asks the policy about it inside of ``vmap``."""
 

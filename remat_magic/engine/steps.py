@@ -105,11 +105,12 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     }
     first: dict[Identity, Differentiated] = {}
     given_back: set[Identity] = set()
+    results = _given_back(primal) if functions else ()
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
     for number, inner in functions.items():
         first.setdefault(inner.who, inner)
         # A step may attack its examples first, by gradients of the same loss in these.
-        if inner.who not in given_back and _is_given_back(primal, inner):
+        if inner.who not in given_back and _is_among(results, inner):
             given_back.add(inner.who)
             first[inner.who] = inner
         for traceback in _tracebacks(inner):
@@ -357,23 +358,38 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
     depend on the gradient at all (flax's nnx updates a model in place). A loss of which a gradient is a part, such as a
     penalty or a physics-informed residual, does neither; what returns one number of which a gradient is a part is one.
     """
-    alive = LiveEquations(_jax.open_jaxpr(primal.closed))
-    if not any(alive(eqn) and "transpose(" in _jax.name_stack(eqn) for _, eqn in walk(primal.closed, once=True)):
+    if not _uses_gradients(primal.closed):
         return True
-    returned = primal.closed.out_avals
-    return [aval.shape for aval in returned] != [()] and any(
-        _is_given_back(primal, gradient.function) for gradient in gradients
+    results = _given_back(primal)
+    return [aval.shape for aval in results] != [()] and any(
+        _is_among(results, gradient.function) for gradient in gradients
     )
 
 
-def _is_given_back(primal: Primal, function: Differentiated) -> bool:
-    """Whether a program gives back something like all that a function is differentiated in."""
+def _uses_gradients(closed: Any, wanted: Sequence[bool] | None = None) -> bool:
+    """Whether the outputs of a program, or those ``wanted`` of them, depend on gradients that it takes."""
+    alive = LiveEquations(_jax.open_jaxpr(closed), wanted)
+    return any(alive(eqn) and "transpose(" in _jax.name_stack(eqn) for _, eqn in walk(closed, once=True))
+
+
+def _given_back(primal: Primal) -> Sequence[Any]:
+    """The types of what a program returns, and of what it puts into its arguments where gradients are in that.
+
+    Without gradients these are what nnx puts together again, whether it is changed or not.
+    """
+    returned, all_ = primal.closed.out_avals, primal.updating.out_avals
+    put = [number >= len(returned) for number in range(len(all_))]
+    return all_ if any(put) and _uses_gradients(primal.updating, put) else returned
+
+
+def _is_among(results: Sequence[Any], function: Differentiated) -> bool:
+    """Whether something like all that a function is differentiated in is among the results of a program."""
     wanted = _differentiated_types(function)
     # A number per example is no gradient by its shape: any column of results has it.
     mapped = bool(function.vmaps or function.devices) and any(shape for shape, _ in wanted)
     copies = function.copies if mapped else 0
     return bool(wanted) and all(
-        sum(_is_like(aval, kind, copies) for aval in primal.closed.out_avals) >= count for kind, count in wanted.items()
+        sum(_is_like(aval, kind, copies) for aval in results) >= count for kind, count in wanted.items()
     )
 
 
