@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
-from remat_magic import _jax, units
+from remat_magic import _jax
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.views.attribution import line_rows
 from remat_magic.views.choices import figures
@@ -189,18 +189,14 @@ def test_its_time_is_that_of_the_links():
     trace = rm.trace(loss, *args)
     for device in ("H100 SXM", "A100 80GB SXM", "TPU v5e"):
         (row,) = trace.compare(["nothing_saveable"], "function", device=device)
-        least = LAYERS * GATHERED * 3 / 4 / rm.devices.get(device).interconnect
-        assert row.times.communicated == pytest.approx(least)
-        assert row.times.communicated < row.times.recomputed
+        assert row.times.recomputed > LAYERS * GATHERED * 3 / 4 / rm.devices.get(device).interconnect
     (row,) = trace.compare(["nothing_saveable"], "function", device=rm.devices.THIS_CPU)
-    assert (row.times.communicated, row.times.complete) == (None, False)
+    assert not row.times.complete
     comparison = trace.compare(["none", "nothing_saveable"], "function")
     assert [row.repeated_communicated_bytes for row in comparison] == [0, LAYERS * GATHERED]
     assert "communicated again" in comparison._repr_html_()
     assert figures(comparison.rows[1])["repeated"].endswith("12.3 kB communicated again")
     assert figures(comparison.rows[0])["repeated"] == "nothing"
-    on = trace.compare(["nothing_saveable"], "function", device="H100 SXM")._repr_html_()
-    assert "20.5 ns of it to tell other devices" in on
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
@@ -324,32 +320,6 @@ def test_what_xla_inserts_takes_time_in_each_half():
     none, nothing = (row.times for row in comparison.rows)
     for row in (none, nothing):
         assert row.complete
-        assert row.communicated == 0.0  # what runs again is not told apart
-        assert row.forward_communicated == pytest.approx(gathers + 2 * (4 * 7 // 8) / H100.interconnect)
-        assert row.forward > row.forward_communicated
-        assert row.backward > row.backward_communicated
-    assert nothing.backward_communicated - none.backward_communicated == pytest.approx(gathers)
-    assert "communication" in comparison._repr_html_()
-    slower = trace.compare(["none"], "function", device=rm.devices.THIS_CPU).rows[0].times
-    assert (slower.forward_communicated, slower.complete) == (None, False)
-
-
-@pytest.mark.slow
-def test_a_plan_says_what_xla_inserts_for_it():
-    loss, args = automatic_fsdp()
-    trace = rm.trace(loss, *args)
-    plan = trace.plan(0, "function", cost="seconds", device="H100 SXM")
-    size, least = LAYERS * GATHERED, LAYERS * GATHERED * 7 / 8 / H100.interconnect
-    report, none = trace.report(plan), trace.report("none", "function")
-    assert report.communicated_bytes - none.communicated_bytes == size
-    said = (
-        "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed: with "
-        f"this plan XLA gives {units.nbytes(size)} more than without one, by the links' speed "
-        f"{units.seconds(least)} longer."
-    )
-    assert said in plan.status
-    everything = trace.plan("100%", "function", cost="seconds", device="H100 SXM")
-    assert "with this plan it is as much as without a checkpoint." in everything.status
-    unknown = trace.plan(0, "function", cost="seconds", device=rm.devices.THIS_CPU)
-    assert "more than without one, which takes an unknown time." in unknown.status
-    assert "What XLA has devices" not in trace.plan(0, "function").status
+        assert min(row.forward, row.backward) > gathers
+    assert nothing.backward - none.backward > gathers
+    assert not trace.compare(["none"], "function", device=rm.devices.THIS_CPU).rows[0].times.complete

@@ -12,7 +12,7 @@ import remat_magic as rm
 from remat_magic.devices import Device, get
 from remat_magic.facts.cost import jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.times import communicating, seconds, times
+from remat_magic.facts.times import seconds, times
 from remat_magic.records import Kernel, Report, Residual
 from tests.benchmarks.models import block
 from tests.cost_helpers import S
@@ -230,15 +230,6 @@ TIMES = {
 @pytest.mark.parametrize(("work", "device", "expected", "known"), TIMES.values(), ids=TIMES)
 def test_each_kernel_takes_what_limits_it(work, device, expected, known):
     assert seconds(work, device) == (pytest.approx(expected), known)
-
-
-def test_what_is_inserted_and_not_known_is_no_time_of_none():
-    linked = dataclasses.replace(ROUND, interconnect=1e9)
-    sending = Kernel(0, 10**6, "f32", "vector", sent=10**6, inserted=True)
-    assert communicating([sending], linked) == pytest.approx(0.001)
-    assert communicating([sending, dataclasses.replace(sending, times=None, sent=0)], linked) is None
-    assert communicating([sending], ROUND) is None  # how fast is not known
-    assert communicating([Kernel(None, 10**9, "f32", "vector")], linked) == 0.0  # which sends nothing
 
 
 def report(**changes):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from remat_magic.devices import THIS_CPU, Device, get
 from remat_magic.records import Kernel, Offloading, Report, Times
 
-__all__ = ["communicating", "offloading", "seconds", "times"]
+__all__ = ["offloading", "seconds", "times"]
 
 
 def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
@@ -32,15 +32,6 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         link = kernel.sent / device.interconnect if device.interconnect else 0.0
         total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth, link)
     return total, complete
-
-
-def communicating(kernels: Iterable[Kernel], device: Device) -> float | None:
-    """The part of the seconds that kernels take for what they send; None where that is not known, or not how fast."""
-    kernels = tuple(kernels)
-    if any(kernel.inserted and not kernel.known for kernel in kernels):
-        return None
-    sending = [kernel for kernel in kernels if kernel.sent]
-    return None if sending and device.interconnect is None else seconds(sending, device)[0]
 
 
 def offloading(report: Report, device: Device | None) -> Offloading:
@@ -87,7 +78,4 @@ def times(report: Report, device: Device | str) -> Times:
         again[0],
         offload,
         forward[1] and backward[1] and offload is not None and not report.backward_error,
-        communicating(report.recomputed_kernels, device),
-        communicating(report.forward_kernels, device),
-        communicating(report.backward_kernels, device),
     )

@@ -38,10 +38,8 @@ class Times:
 
     ``recomputed`` is part of ``backward``. ``offload`` is the way to the host and back, as if nothing ran meanwhile;
     None where it is not known how fast that is. Where not ``complete``, some work has no known cost or trip count, and
-    the estimate is a lower bound ("at least"). ``communicated`` is the part of ``recomputed`` that collectives take
-    which run again, None where it is not known how fast the device's links to others are, and it counts as none.
-    ``forward_communicated`` and ``backward_communicated`` are likewise the parts of both halves. With automatic
-    sharding XLA inserts the collectives, which are in the halves and in no recomputation.
+    the estimate is a lower bound ("at least"), as where it is not known how fast the device's links to others are. With
+    automatic sharding XLA inserts the collectives, which are in the halves and in no recomputation.
     """
 
     device: str
@@ -50,9 +48,6 @@ class Times:
     recomputed: float
     offload: float | None = 0.0
     complete: bool = True
-    communicated: float | None = 0.0
-    forward_communicated: float | None = 0.0
-    backward_communicated: float | None = 0.0
 
     @property
     def total(self) -> float:
