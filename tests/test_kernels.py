@@ -1,6 +1,5 @@
 """The kernels of a program, by hand and beside XLA's own count, and the times that are estimated of them."""
 
-import dataclasses
 import math
 
 import jax
