@@ -91,9 +91,13 @@ def test_a_layer_of_a_library_that_widens_is_named(library):
     """Flax casts its inputs in a line of its own, equinox multiplies what it is given."""
     if library == "flax":
         linen = pytest.importorskip("flax.linen")
-        model = linen.Sequential([linen.Dense(128), linen.silu, linen.Dense(128), linen.silu])
+        model = linen.Sequential([linen.LayerNorm(), linen.Dense(512), linen.gelu, linen.Dense(128), linen.silu])
         params = jax.eval_shape(model.init, jax.random.key(0), VALUE)
-        trace = rm.trace(lambda params, x: model.apply(params, x).sum(), params, VALUE)
+        loss = lambda params, x: model.apply(params, x).astype("float32").sum()  # noqa: E731
+        trace = rm.trace(loss, params, VALUE)
+        cast = rm.trace(lambda params, x: loss(jax.tree.map(lambda p: p.astype(BF16), params), x), params, VALUE)
+        spared = trace.report().saved_bytes - cast.report().saved_bytes
+        assert 0.8 * spared < kinds(trace)["wide-residuals"].figure <= spared
     else:
         equinox = pytest.importorskip("equinox")
         model = equinox.nn.MLP(128, 128, 128, 2, jax.nn.silu, key=jax.random.key(0))

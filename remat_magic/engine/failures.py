@@ -45,7 +45,7 @@ def _sentence(function: str, policy: str, error: Exception) -> str:
     text = one_line(text_of(error), 4000)
     if "reduce_precision does not accept dtype complex" in text:
         return (
-            f"JAX cannot save a complex value under a policy, and {policy} saves one of {function}: choose one that "
+            f"JAX cannot save a complex value under a policy, as {function} would under {policy}: choose one that "
             "saves none, such as 'nothing_saveable', or name the real and the imaginary part and save these by name."
         )
     if "Effects not supported" in text:

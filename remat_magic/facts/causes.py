@@ -78,17 +78,22 @@ class Widened:
 
 @dataclass(slots=True)
 class _Cause:
-    """Why a value is wide: narrow values that met wide arguments, or a cast or value of the program's own."""
+    """Why a value is wide: narrow values that met wide arguments, or a cast or value of the program's own.
+
+    ``in_norm``: by a cast of a library's, and no matmul since: that may be a norm, which computes wide in any case.
+    """
 
     narrow: set[str] = field(default_factory=set[str])
     arguments: set[int] = field(default_factory=set[int])
     own: bool = False
+    in_norm: bool = False
 
     def add(self, other: _Cause) -> None:
         """With what another value is wide for."""
         self.narrow |= other.narrow
         self.arguments |= other.arguments
         self.own = self.own or other.own
+        self.in_norm = self.in_norm or other.in_norm
 
 
 def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> Widened | None:
@@ -103,7 +108,7 @@ def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> 
             read.add(top.inputs[value.atom])
             continue
         cause = causes.of(top, value.atom) if _is(value.atom.aval, _WIDE) else _Cause()
-        if cause.narrow and cause.arguments and not cause.own:
+        if cause.narrow and cause.arguments and not cause.own and not cause.in_norm:
             found.add(cause)
             total += _jax.nbytes(half.type_of(value.atom))
             made = next((maker for maker in makers(top, value.atom) if maker.eqn is not None), None)
@@ -141,9 +146,11 @@ class _Causes:
         cause = _Cause(narrow)
         wide = [atom for atom in eqn.invars if _is(atom.aval, _WIDE) and not _jax.is_literal(atom)]
         if not wide:
-            cause.own = not (narrow and self._meets_arguments(scope, eqn))
+            cause.in_norm = self._spans.frames(_jax.traceback_of(eqn)).library is not None
+            cause.own = not (narrow and (cause.in_norm or self._meets_arguments(scope, eqn)))
         for atom in wide:
             cause.add(self.of(scope, atom))
+        cause.in_norm = cause.in_norm and not _jax.is_matmul(eqn)
         return cause
 
     def _meets_arguments(self, scope: Scope, cast: Any) -> bool:
