@@ -7,6 +7,7 @@ import functools
 import math
 import pickle
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -614,7 +615,10 @@ def test_the_same_code_in_two_files_is_told_apart(module):
     assert (texts["one"], texts["two"]) == ("one", "two")
 
 
-def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_then(tmp_path, module):
+def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_then(tmp_path, module, monkeypatch):
+    # With autoreload, which another test may have loaded, code that does the same has the new lines at once.
+    monkeypatch.delitem(sys.modules, "IPython.extensions.deduperreload.deduperreload", raising=False)
+
     def quoted():
         trace = rm.trace(lambda x: jnp.sum(changed.layer(x)), f32(3))
         report = trace.report("everything_saveable", "sites")
