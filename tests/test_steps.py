@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +268,22 @@ def scaled(params, x, y, scale=2.0, norm="l2"):
     return scale * loss(params, x, y)
 
 
+def timed(fun):
+    @wraps(fun)
+    def inner(*args, **kwargs):
+        return fun(*args, **kwargs)
+
+    return inner
+
+
+class Timed:
+    def __init__(self, fun):
+        update_wrapper(self, fun)
+
+    def __call__(self, *args):
+        return self.__wrapped__(*args)
+
+
 # What is differentiated, and what is called before, of which JAX keeps the trace: its Python does not run again.
 APART = {
     "jit": lambda: (jax.jit(scaled, static_argnames="norm"), None),
@@ -278,10 +294,14 @@ APART = {
     "checkpoint": lambda: (jax.checkpoint(scaled), None),
     "jit of a checkpoint": lambda: (jax.jit(jax.checkpoint(scaled)), None),
     "checkpoint, traced before": lambda: 2 * (jax.checkpoint(scaled),),
+    "wrapper": lambda: (timed(timed(scaled)), None),
+    "jit of a wrapper, traced before": lambda: 2 * (jax.jit(timed(scaled)),),
+    "wrapper of a jit": lambda: (timed(jax.jit(scaled)), None),
+    "object that wraps": lambda: (Timed(scaled), None),
 }
 
 
-@pytest.mark.parametrize("how", some_of(APART, "jit", "checkpoint, traced before", "partial of a jit"))
+@pytest.mark.parametrize("how", some_of(APART, "jit", "checkpoint, traced before", "partial of a jit", "wrapper"))
 def test_the_signature_is_the_loss_s_own_where_jax_traces_it_apart(how):
     of, before = APART[how]()
 

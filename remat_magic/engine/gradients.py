@@ -8,10 +8,12 @@ put into the jaxpr.
 from __future__ import annotations
 
 import contextlib
+import gc
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -224,21 +226,25 @@ class _FirstCall:
         code = frame.f_code
         if self.who is not None or not is_user_file(code.co_filename) or _handles_a_container(frame):
             return
-        self.who = (_name_of(frame), code.co_filename, code.co_firstlineno)
+        self.who, count = (_name_of(code), code.co_filename, code.co_firstlineno), _parameter_count(code)
+        given = {name: frame.f_locals.get(name) for name in code.co_varnames[:count]}
+        with contextlib.suppress(Exception):  # what does not take what its wrapper was given, is not what that wraps
+            wrapper, own = _wrapper(frame)
+            function = inspect.unwrap(wrapper)
+            if is_user_file(function.__code__.co_filename):
+                given = _as_given_to(function, frame, own)
+                code = function.__code__
+                self.who = _name_of(code), code.co_filename, code.co_firstlineno
         with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
-            self._take_names(frame)
+            self._take_names(frame, given)
 
     def end(self, frame: FrameType, value: Any) -> None:
         """A function has returned a value."""
 
-    def _take_names(self, frame: FrameType) -> None:
-        code, local = frame.f_code, frame.f_locals
-        count = code.co_argcount + code.co_kwonlyargcount
-        count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
-        parameters = code.co_varnames[:count]
+    def _take_names(self, frame: FrameType, given: Mapping[str, Any]) -> None:
         static: list[Leaf] = []
-        for position, name in enumerate(parameters):
-            for leaf_name, value in _paths(name, local.get(name)):
+        for position, (name, whole) in enumerate(given.items()):
+            for leaf_name, value in _paths(name, whole):
                 if isinstance(value, (Tracer, jax.Array, np.ndarray)):
                     self._names.setdefault(id(value), (leaf_name, name, position))
                     self._values.append(value)
@@ -252,7 +258,7 @@ class _FirstCall:
         while around is not None:
             if is_user_file(around.f_code.co_filename):
                 for name, container in list(around.f_locals.items()):
-                    for leaf_name, value in _paths(name, container) if name not in parameters else ():
+                    for leaf_name, value in _paths(name, container) if name not in given else ():
                         if isinstance(value, Tracer):
                             self._names.setdefault(id(value), (leaf_name, name, None))
                             self._values.append(value)
@@ -312,7 +318,34 @@ class _FirstCall:
         return names
 
 
-_VARARGS, _VARKEYWORDS = 0x04, 0x08
+def _parameter_count(code: CodeType) -> int:
+    rest = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + rest
+
+
+def _wrapper(frame: FrameType) -> tuple[Any, int]:
+    """What ``functools.wraps`` made that a frame is a call of, and how many arguments are its own; of others itself."""
+    code, local = frame.f_code, frame.f_locals
+    first = local.get(code.co_varnames[0]) if code.co_argcount else None
+    if "__wrapped__" in getattr(first, "__dict__", ()) and code.co_name == "__call__":
+        return first, 1
+    if not any(callable(local.get(name)) for name in code.co_freevars) or code.co_name == "<lambda>":
+        return None, 0
+    for function in gc.get_referrers(code):  # no frame knows its function
+        if isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
+            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+            if all(local.get(name) is cell.cell_contents for name, cell in cells):
+                return function, 0
+    return None, 0
+
+
+def _as_given_to(function: Any, frame: FrameType, own: int) -> dict[str, Any]:
+    """What the function that a wrapper is around calls the arguments of a call of that, ``own`` of them aside."""
+    arguments = inspect.getargvalues(frame)
+    named = {name: arguments.locals[name] for name in arguments.args[own:]}
+    more = arguments.locals[arguments.keywords] if arguments.keywords else {}
+    rest = arguments.locals[arguments.varargs] if arguments.varargs else ()
+    return inspect.signature(function).bind(*named.values(), *rest, **more).arguments
 
 
 def _names_inside(jaxpr: Any, names_of: Callable[[Any], dict[int, _Name]]) -> dict[int, _Name]:
@@ -348,8 +381,7 @@ def _paths(name: str, container: Any) -> Iterator[tuple[str, Any]]:
             yield name + keystr(path), value
 
 
-def _name_of(frame: FrameType) -> str:
-    code = frame.f_code
+def _name_of(code: CodeType) -> str:
     if code.co_name == "__call__":  # of a model's class: the class is what the user knows it by
         return code.co_qualname.split(".")[-2] if "." in code.co_qualname else code.co_name
     return code.co_name
