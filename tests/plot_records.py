@@ -7,7 +7,6 @@ from remat_magic.records import (
     Life,
     LiveValue,
     Measurement,
-    MemorySpace,
     Moment,
     Timeline,
     Times,
@@ -85,8 +84,7 @@ def xla_memory(forward=40, backward=60, peak=45):
     )
     held[peak] = sum(buffer.nbytes for buffer in alive if buffer.space == "device")
     steps = tuple(f"step.{number}" for number in range(forward + backward))
-    spaces = (MemorySpace("device", 600, 400, 0, 4000), MemorySpace("VMEM", temp_bytes=64))
-    return XlaMemory(steps, tuple(held), peak, alive, forward, spaces=spaces)
+    return XlaMemory(steps, tuple(held), peak, alive, forward)
 
 
 def compiled(**changes):

@@ -8,7 +8,6 @@ import dataclasses
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -397,8 +396,6 @@ memory = compiled.memory_analysis()
 sizes = [getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")]
 print([*sizes, memory.peak_memory_in_bytes])
 """
-# XLA's own sums, in the report of its dump; those of the device's memory have what a reduction holds while it runs.
-SPACE = re.compile(r"^Memory Space: (\w+) \(color=(\d+)\)\nTotal bytes: (\d+) ", re.MULTILINE)
 
 
 def train_step(ws, x):
@@ -429,17 +426,6 @@ def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
     assert sizes == json.loads(said.stdout.splitlines()[-1])
     assert (measured.fits, measured.memory_bytes) == (True, rm.devices.get(device).memory_bytes)
     assert (measured.alias_bytes > 0) == (name == "step")
-    # By memory: the sizes of each, and what a TPU's compiler counts besides.
-    here, *beside = measured.spaces
-    assert (here.name, here.argument_bytes) == ("device", measured.argument_bytes)
-    assert here.output_bytes == measured.output_bytes - measured.alias_bytes
-    assert here.temp_bytes + measured.unplaced_bytes == measured.temp_bytes
-    assert device == V5E or measured.unplaced_bytes == 0
-    reported = SPACE.findall(next(tmp_path.glob("*memory-usage-report.txt")).read_text())
-    names = {color: word.upper() if word in ("vmem", "smem") else f"S({color})" for word, color, _ in reported}
-    sums = {names[color]: int(nbytes) for _, color, nbytes in reported if color != "0"}
-    assert {space.name: space.bytes for space in beside} == sums
-    assert ("VMEM" in sums) == (device == V5E)
     # XLA's own memory over time, with the user's lines; small programs on a TPU are mostly slots of 512 bytes.
     timeline = measured.timeline
     assert 0.9 * measured.total_bytes < timeline.peak_bytes <= 1.1 * measured.total_bytes
@@ -463,8 +449,7 @@ def test_what_is_offloaded_is_in_the_hosts_memory(device):
         return jax.lax.scan(body, x, ws)[0].sum()
 
     measured = rm.trace(layers, f32(6, 256, 256), f32(2048, 256)).measure("names(offload=['product'])", device=device)
-    host = next(space for space in measured.spaces if space.name == "host")
-    assert host.bytes == measured.host_bytes == 6 * 2048 * 256 * 4
+    assert measured.host_bytes == 6 * 2048 * 256 * 4
 
 
 def _scanned(ws, x):

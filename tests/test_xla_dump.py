@@ -65,16 +65,6 @@ def test_the_peak_is_what_xla_allocates_but_for_gaps(on_cpu):
     assert all(buffer.first <= memory.peak <= buffer.last for buffer in memory.alive)
 
 
-def test_what_is_allocated_adds_up_to_what_xla_says(on_cpu, tmp_path):
-    for analysis, memory in (on_cpu[:2], compiled(tmp_path)):
-        (space,) = memory.spaces
-        assert space.name == "device"
-        assert space.argument_bytes == analysis.argument_size_in_bytes
-        assert space.output_bytes == analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        assert space.temp_bytes == analysis.temp_size_in_bytes
-        assert space.bytes == total(analysis) + space.constant_bytes
-
-
 def test_ranges_and_sizes_are_joined_as_xla_joins_them(on_cpu):
     """At the step of XLA's own note the sizes of what lives then are what it says, one by one."""
     _, memory, folder = on_cpu

@@ -30,7 +30,6 @@ from remat_magic._jax.primitives import (
     scan_split,
 )
 from remat_magic._jax.private import courtesy
-from remat_magic._jax.trips import trip_count
 
 _user_context = courtesy(
     "jax._src.source_info_util.user_context", "values in the rules of custom derivatives have no line"
@@ -49,8 +48,8 @@ class Body:
     ``operands[i]`` is the index of the equation's operand that enters as the body's i-th invar, or None where the
     correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
     unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
-    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known: the condition of
-    a ``while`` loop runs once more than its body.
+    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known, as of a ``while``
+    loop.
     """
 
     jaxpr: Any
@@ -102,7 +101,6 @@ def _while(eqn: Any) -> tuple[Body, ...]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
     carries = len(body.outvars)
-    times = trip_count(eqn)
     first_carry = of_condition + of_body
     return (
         Body(
@@ -111,7 +109,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
             tuple(range(carries)),
             "loop",
             "while",
-            times,
+            None,
             tuple((carry, of_body + carry) for carry in range(carries)),
         ),
         Body(
@@ -120,7 +118,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
             (None,) * carries,
             "loop",
             "while",
-            None if times is None else times + 1,
+            None,
         ),
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic.jaxprs.spans import cell_number, characters
-from remat_magic.records import MemorySpace, SourceSpan, XlaBuffer, XlaMemory
+from remat_magic.records import SourceSpan, XlaBuffer, XlaMemory
 from remat_magic.records.xla_memory import XlaRole
 from remat_magic.user_files import is_library_file, is_user_file
 
@@ -107,7 +107,6 @@ def _joined(ranges: str, buffers: str, program: _Program, platform: str) -> XlaM
         noted_peak=int(noted[1]) if noted else None,
         noted_bytes=int(sums[-1]) if noted and sums else None,
         unknown=unknown,
-        spaces=_spaces_of(allocations.values()),
     )
 
 
@@ -208,18 +207,6 @@ def _space(number: str, platform: str) -> str:
     if number == _HOST:
         return "host"
     return _BESIDE.get(number, f"S({number})") if platform == "tpu" else f"S({number})"
-
-
-def _spaces_of(allocations: Iterable[_Allocation]) -> tuple[MemorySpace, ...]:
-    """What is allocated, by memory. What a reduction holds while it runs is left out, as XLA's own sizes do."""
-    sizes: dict[str, Counter[str]] = {"device": Counter()}
-    for allocation in allocations:
-        header = allocation.header
-        if ", thread-local" not in header:
-            constant, output = ", constant" in header, ", maybe-live-out" in header
-            kind = "argument" if allocation.argument else "constant" if constant else "output" if output else "temp"
-            sizes.setdefault(allocation.space, Counter())[f"{kind}_bytes"] += allocation.size
-    return tuple(MemorySpace(name, **size) for name, size in sizes.items())
 
 
 def _bytes_held(values: Iterable[_Value], allocations: dict[int, _Allocation], steps: int) -> list[int]:

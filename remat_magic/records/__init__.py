@@ -40,7 +40,7 @@ from remat_magic.records.timeline import (
     Timeline,
     Times,
 )
-from remat_magic.records.xla_memory import MemorySpace, XlaBuffer, XlaMemory
+from remat_magic.records.xla_memory import XlaBuffer, XlaMemory
 
 __all__ = [
     "Advice",
@@ -66,7 +66,6 @@ __all__ = [
     "LiveKind",
     "LiveValue",
     "Measurement",
-    "MemorySpace",
     "Moment",
     "Note",
     "NoteKind",

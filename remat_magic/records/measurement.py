@@ -7,7 +7,7 @@ from typing import Literal
 
 from remat_magic import units
 from remat_magic.records.note import Note
-from remat_magic.records.xla_memory import MemorySpace, XlaMemory
+from remat_magic.records.xla_memory import XlaMemory
 
 __all__ = ["Collective", "Effort", "GradientDifference", "Measurement", "Progress"]
 
@@ -108,22 +108,6 @@ class Measurement:
             f"With XLA_CLIENT_MEM_FRACTION={self.fits_with_share:g}, set before JAX starts, it would fit: JAX then "
             f"gives a program more of the GPU's {units.nbytes(self.memory_bytes or 0)}."
         )
-
-    @property
-    def spaces(self) -> tuple[MemorySpace, ...] | None:
-        """What is allocated, by memory; None where XLA does not tell: it does for devices that are not here."""
-        return self.timeline.spaces if self.timeline else None
-
-    @property
-    def unplaced_bytes(self) -> int | None:
-        """What of ``temp_bytes`` lies in no temporary that is allocated on the device; None where unknown.
-
-        Zero for a GPU. A TPU's compiler counts the gaps around small buffers once more and some buffers of loops twice.
-        Of some programs with few temporaries it says that they have none, so that it can be less than zero.
-        """
-        if self.temp_bytes is None or self.spaces is None:
-            return None
-        return self.temp_bytes - sum(space.temp_bytes for space in self.spaces if space.name == "device")
 
     @property
     def communicated_bytes(self) -> int | None:

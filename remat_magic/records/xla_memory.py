@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["MemorySpace", "XlaBuffer", "XlaMemory", "XlaRole"]
+__all__ = ["XlaBuffer", "XlaMemory", "XlaRole"]
 
 XlaRole = Literal["argument", "output", "constant", "saved", "carried", "temporary"]
 """What a buffer is to the compiled program: ``saved`` was made by the forward pass and is read by the backward one,
@@ -40,26 +40,6 @@ class XlaBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySpace:
-    """What XLA allocates for a program in one memory, in bytes.
-
-    ``name`` is as that of ``XlaBuffer.space``: "device", "host", on a TPU "VMEM" and "SMEM" beside the compute units,
-    else XLA's number. ``output_bytes`` are without outputs that lie where donated arguments did.
-    """
-
-    name: str
-    argument_bytes: int = 0
-    output_bytes: int = 0
-    constant_bytes: int = 0
-    temp_bytes: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """All of it."""
-        return self.argument_bytes + self.output_bytes + self.constant_bytes + self.temp_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class XlaMemory:
     """The memory of a compiled program over time, by XLA's own schedule and buffers.
 
@@ -71,7 +51,7 @@ class XlaMemory:
     A program is allocated more than the peak where results are not written yet, or buffers leave gaps between them.
     XLA's own notes have another step and sum, ``noted_peak`` and ``noted_bytes``: all memory spaces
     together, without padding, and with both values where one is written over the other. ``unknown`` counts the values
-    of which no size is known: they are not in ``held``. ``spaces`` is what is allocated, by memory, the device's first.
+    of which no size is known: they are not in ``held``.
     """
 
     steps: tuple[str, ...]
@@ -82,7 +62,6 @@ class XlaMemory:
     noted_peak: int | None = None
     noted_bytes: int | None = None
     unknown: int = 0
-    spaces: tuple[MemorySpace, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -103,5 +82,4 @@ class XlaMemory:
 
         parts: dict[str, Any] = {name: tuple(data[name]) for name in ("steps", "held")}
         parts["alive"] = tuple(map(buffer, data["alive"]))
-        parts["spaces"] = tuple(MemorySpace(**space) for space in data["spaces"])
         return XlaMemory(**{**data, **parts})

@@ -25,7 +25,6 @@ _ROLES = {
     "carried": "carried by loops",
     "temporary": "temporaries",
 }
-_WHERE = {"device": "on the device", "host": "on the host"}
 
 
 def xla_name(measured: Measurement) -> str:
@@ -105,32 +104,6 @@ def _sums(buffers: Sequence[XlaBuffer]) -> str:
     return ", ".join(f"{_ROLES[role]} {fmt.nbytes(nbytes)}" for role, nbytes in most if nbytes)
 
 
-def _allocated(memory: XlaMemory) -> str:
-    """By memory, of each what for."""
-    parts = list[str]()
-    for space in memory.spaces:
-        sizes = {
-            "arguments": space.argument_bytes,
-            "results": space.output_bytes,
-            "constants": space.constant_bytes,
-            "temporaries": space.temp_bytes,
-        }
-        kinds = [f"{kind} {fmt.nbytes(size)}" for kind, size in sizes.items() if size]
-        what = f" ({', '.join(kinds)})" if len(kinds) > 1 else ""
-        parts.append(f"{fmt.nbytes(space.bytes)} {_WHERE.get(space.name, f'in {space.name}')}{what}")
-    return "; ".join(parts)
-
-
-def _unplaced(measured: Measurement) -> str:
-    """What XLA's own sum has besides, or lacks."""
-    if measured.temp_bytes is None or not measured.unplaced_bytes:
-        return ""
-    if not measured.temp_bytes:
-        return " XLA's own sum has no temporaries."
-    difference = f"{fmt.nbytes(abs(measured.unplaced_bytes))} {'more' if measured.unplaced_bytes > 0 else 'less'}"
-    return f" XLA's own sum of temporaries, {fmt.nbytes(measured.temp_bytes)}, is {difference}."
-
-
 def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int) -> str:
     """The table of what XLA's program holds at its peak, the biggest first; its rows add up to the peak.
 
@@ -167,7 +140,6 @@ def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int) -> str:
         )
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
-    others += f" Allocated: {_allocated(memory)}.{_unplaced(measured)}" if memory.spaces else ""
     heads = "".join(
         f'<th scope="col" class="remat-{kind}">{head}</th>'
         for head, kind in (("Size", "num"), ("Type", "type"), ("Role", "kind"), ("What", "what"), ("Source", "source"))
