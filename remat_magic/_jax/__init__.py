@@ -105,7 +105,6 @@ from remat_magic._jax.primitives import (
     scan_body,
     scan_length,
     scan_split,
-    scan_unroll,
     takes_bfloat16,
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require

@@ -340,11 +340,6 @@ def is_reversed(eqn: Any) -> bool:
     return bool(eqn.params["reverse"])
 
 
-def scan_unroll(eqn: Any) -> int:
-    """How many steps of a scan are written out one after another."""
-    return int(eqn.params["unroll"])
-
-
 def scan_split(eqn: Any) -> tuple[int, int, int]:
     """``(consts, carries, stacked outputs)`` of a scan equation.
 

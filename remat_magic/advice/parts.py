@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remat_magic import _jax
@@ -14,66 +14,53 @@ from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.records import Report, SourceSpan
 
-__all__ = ["Parts"]
+__all__ = ["under_checkpoint"]
 
 
-class Parts:
-    """Tries checkpoints around lines of one traced function."""
+def under_checkpoint(facts: Facts, of: SourceSpan, first: int, last: int) -> tuple[Report, Report]:
+    """The report of a program as it is, and with some lines of the function ``of`` under a checkpoint at each run."""
+    closed, anew, checkpoint = facts.engine.provenances.closed, Rewriter(), Checkpoint(function="part")
 
-    def __init__(self, facts: Facts) -> None:
-        self._engine = facts.engine
-        self._closed = facts.engine.provenances.closed
+    def rewritten(jaxpr: Any) -> Any:
+        return anew(jaxpr, written)
 
-    def bare(self) -> Report:
-        """The report of the program as it is, which others are held against."""
-        return self._report(self._closed)
+    def inside(eqns: Iterable[Any]) -> Iterator[Any]:
+        return (eqn if _jax.is_custom_rule(eqn) else _jax.map_jaxprs(eqn, rewritten) for eqn in eqns)
 
-    def under_checkpoint(self, of: SourceSpan, first: int, last: int) -> Report:
-        """The report with some lines of the function ``of`` under a checkpoint, each time that they are run."""
-        anew, checkpoint = Rewriter(), Checkpoint(function="part")
+    def written(jaxpr: Any, _: Renamed) -> Iterator[Any]:
+        last_read, number = last_reads(jaxpr.eqns, jaxpr.outvars), 0
+        for begin, end in _runs(jaxpr, of, first, last):
+            yield from inside(jaxpr.eqns[number:begin])
+            eqns, number = jaxpr.eqns[begin:end], end
+            later = [var for eqn in eqns for var in eqn.outvars if last_read.get(var, -1) >= end]
+            yield from [checkpoint.around(jaxpr, eqns, later)] if later else eqns
+        yield from inside(jaxpr.eqns[number:])
 
-        def rewritten(jaxpr: Any) -> Any:
-            return anew(jaxpr, written)
+    return _report(facts.engine, closed), _report(facts.engine, rewritten(closed))
 
-        def written(jaxpr: Any, _: Renamed) -> Iterator[Any]:
-            last_read, number = last_reads(jaxpr.eqns, jaxpr.outvars), 0
-            for begin, end in self._runs(jaxpr, of, first, last):
-                yield from (self._inside(eqn, rewritten) for eqn in jaxpr.eqns[number:begin])
-                eqns, number = jaxpr.eqns[begin:end], end
-                later = [var for eqn in eqns for var in eqn.outvars if last_read.get(var, -1) >= end]
-                yield from [checkpoint.around(jaxpr, eqns, later)] if later else eqns
-            yield from (self._inside(eqn, rewritten) for eqn in jaxpr.eqns[number:])
 
-        return self._report(rewritten(self._closed))
+def _runs(jaxpr: Any, of: SourceSpan, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The equations of a jaxpr that the lines make, each time that they are run by themselves."""
+    begin, begun = None, None
+    for number, eqn in enumerate(jaxpr.eqns):
+        stack = frames(eqn)
+        here = any(
+            code.co_filename == of.file
+            and code.co_name == of.function
+            and first <= ([*code.co_positions()][instruction // 2][0] or 0) <= last
+            for code, instruction in stack
+        )
+        if begin is not None and (not here or stack == begun):
+            yield begin, number
+            begin = None
+        if here and begin is None:
+            begin, begun = number, stack
+    if begin is not None:
+        yield begin, len(jaxpr.eqns)
 
-    @staticmethod
-    def _inside(eqn: Any, rewritten: Any) -> Any:
-        return eqn if _jax.is_custom_rule(eqn) else _jax.map_jaxprs(eqn, rewritten)
 
-    @staticmethod
-    def _runs(jaxpr: Any, of: SourceSpan, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The equations of a jaxpr that the lines make, each time that they are run by themselves."""
-        begin, begun = None, None
-        for number, eqn in enumerate(jaxpr.eqns):
-            stack = frames(eqn)
-            here = any(
-                code.co_filename == of.file
-                and code.co_name == of.function
-                and first <= ([*code.co_positions()][instruction // 2][0] or 0) <= last
-                for code, instruction in stack
-            )
-            if begin is not None and (not here or stack == begun):
-                yield begin, number
-                begin = None
-            if here and begin is None:
-                begin, begun = number, stack
-        if begin is not None:
-            yield begin, len(jaxpr.eqns)
-
-    def _report(self, closed: Any) -> Report:
-        leaves = self._engine.primal.signature.arrays
-        wrt = tuple(number for number, leaf in enumerate(leaves) if leaf.differentiated)
-        with _jax.tracing(_jax.Generation(), self._engine.primal.remat3, _jax.x64()):
-            return Facts(
-                Engine(_jax.as_function(closed), tuple(leaf.value for leaf in leaves), {}, wrt, False)
-            ).report()
+def _report(engine: Engine, closed: Any) -> Report:
+    leaves = engine.primal.signature.arrays
+    wrt = tuple(number for number, leaf in enumerate(leaves) if leaf.differentiated)
+    with _jax.tracing(_jax.Generation(), engine.primal.remat3, _jax.x64()):
+        return Facts(Engine(_jax.as_function(closed), tuple(leaf.value for leaf in leaves), {}, wrt, False)).report()

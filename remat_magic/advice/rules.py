@@ -15,7 +15,7 @@ from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
-from remat_magic.advice.parts import Parts
+from remat_magic.advice.parts import under_checkpoint
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.causes import accumulators, given_back, widened
@@ -149,8 +149,7 @@ class Case:
         of, lines = next(iter(sources)), [line for each in sources for line in (each.line, each.end_line)]
         first, last = min(lines), max(lines)
         try:
-            parts = Parts(self.facts)
-            before, after = parts.bare(), parts.under_checkpoint(of, first, last)
+            before, after = under_checkpoint(self.facts, of, first, last)
         except RematError:
             return None
         if before.saved_bytes != self.report.saved_bytes or after.backward_error:

@@ -16,7 +16,7 @@ from remat_magic import libraries
 from remat_magic.editing.source import Function, ParsedText
 from remat_magic.editing.user_code import UserCode, layers, referent
 
-__all__ = ["PARTIAL", "Application", "applications", "applied_for_others", "with_policies"]
+__all__ = ["PARTIAL", "Application", "applications", "with_policies"]
 
 PARTIAL = "__remat_magic_partial__"  # what functools.partial is called in copied namespaces
 
@@ -140,25 +140,6 @@ def _in_text(text: ParsedText, scope: Mapping[str, Any]) -> Iterator[Application
         if isinstance(node, ast.Call) and any(keyword.arg is None for keyword in node.keywords):
             continue  # its policy can be among keywords that are not seen
         yield Application(text, named, node, whole, inner, thing)
-
-
-def applied_for_others(keys: Sequence[str], places: Mapping[str, Sequence[Application]]) -> list[str]:
-    """Which checkpoints of some sites are also those of others, a sentence each.
-
-    Args:
-        keys: of the sites.
-        places: where the checkpoint of each site is applied, by its key.
-    """
-    sentences: list[str] = []
-    for place in dict.fromkeys(place for key in keys for place in places.get(key, ())):
-        others = [key for key, own in places.items() if place in own and key not in keys]
-        if others:
-            sentences.append(
-                f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoint of "
-                f"{', '.join(others)} too: choose the same policy for all of them, by a mapping of places to policies "
-                "as `at`."
-            )
-    return sentences
 
 
 def with_policies(code: UserCode, places: Sequence[tuple[Application, ast.expr]]) -> dict[str, ast.Module]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -13,19 +12,17 @@ from remat_magic import libraries
 from remat_magic.editing.applications import PARTIAL, Application
 from remat_magic.editing.edited_texts import CHECKPOINTS, EditedTexts
 from remat_magic.editing.retracing import NewWrapper
-from remat_magic.editing.source import MODULE, Function, ParsedText, first_line, names_call
+from remat_magic.editing.source import Function, ParsedText, first_line, names_call
 from remat_magic.editing.user_code import UserCode
-from remat_magic.engine.calls import called_from, frames
+from remat_magic.engine.calls import called_from
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import Identity
-from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_expression
 from remat_magic.policies import Key
 from remat_magic.records import Plan, RematError, Site
-from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["Checkpoints", "Way", "library_caller", "ways_at", "ways_of_function"]
+__all__ = ["Checkpoints", "Way", "ways_at", "ways_of_function"]
 
 _POLICIES = "jax.checkpoint_policies."
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
@@ -37,11 +34,10 @@ class Way:
 
     Attributes:
         library: whose, by its module; empty for JAX's own.
-        definitions: the functions that get it, with their texts; none for the traced one, or at calls.
+        definitions: the functions that get it, with their texts; none at calls.
         calls: else the calls that get it, with their texts.
         options: the text of further arguments.
         bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
-        as_argument: whether what these calls call is an argument of the checkpoint: a module, which it must see.
     """
 
     library: str = ""
@@ -49,17 +45,48 @@ class Way:
     calls: tuple[tuple[ParsedText, ast.Call], ...] = ()
     options: str = ""
     bind: bool = False
-    as_argument: bool = False
 
 
-def ways_of_function(code: UserCode) -> list[Way]:
-    """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses."""
+def ways_of_function(code: UserCode, engine: Engine) -> list[Way]:
+    """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses.
+
+    Raises:
+        RematError: it is not the user's.
+    """
+    definition = code.definition(engine.differentiated_inside)
+    if definition is None:
+        raise RematError(
+            "the traced function is not defined in source text of yours: define a function that calls it, and trace "
+            "that."
+        )
     kinds = {libraries.module_kind(cls) for cls in {type(thing) for thing in code.things}}
-    return [Way(), *(Way(library) for library in _OF_ARGUMENTS if library in kinds)]
+    static = _numbers(_static_arguments(engine))
+    return [
+        Way(library, (definition,), options=static * (library != "equinox"))
+        for library in ("", *_OF_ARGUMENTS)
+        if not library or library in kinds
+    ]
+
+
+def _static_arguments(engine: Engine) -> list[int]:
+    """The numbers of the positional arguments that hold no array."""
+    leaves = engine.primal.signature.leaves
+    arrays = {leaf.position for leaf in leaves if leaf.is_array}
+    others = {leaf.position for leaf in leaves if not leaf.is_array and leaf.position is not None}
+    # The object of a method is no argument of the call that was traced.
+    function: Any = engine.traced
+    bound = engine.differentiated_inside is None and (
+        isinstance(function, MethodType) or not (isinstance(function, FunctionType) or hasattr(function, "__wrapped__"))
+    )
+    return sorted(position + bound for position in others - arrays)
 
 
 def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
-    """Those for a function without a checkpoint, the most usual ones first; none where the source has no such place."""
+    """Those for a function without a checkpoint, the most usual ones first; none where the source has no such place.
+
+    None passes the module that is called to the checkpoint: of the layers of linen and those of nnx that change their
+    state there is a snippet.
+    """
     place = engine.place(at)
     if place is None:
         return []
@@ -71,29 +98,20 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     if (definitions := _definitions(code, callee.who)) and library == "equinox":
         ways.append(Way(library, definitions))
     elif definitions:
-        # As few as will do: parameters that have their defaults are no arguments, and stand at the end.
         of_object = [[0, *some] for some in _beginnings(static)] * (callee.module == "class")
         ways += [Way(library, definitions, options=_numbers(some)) for some in (*of_object, *_beginnings(static))]
     calls = tuple(_calls(code, engine, callee.who))
-    if not calls:
-        return ways
-    by_keyword = any(call.keywords for _, call in calls)
-    if library != "flax.linen":
+    if calls and library != "flax.linen":
         own = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
         given = [] if library == "equinox" else [position - bound for position in static]
         ways += [Way(own, calls=calls, options=_numbers(some)) for some in _beginnings(given)]
-        ways += [Way(own, calls=calls, bind=True)] * by_keyword
-    if library in ("flax.linen", "flax.nnx") and all(call.args for _, call in calls):
-        ways += [
-            Way(library, calls=calls, options=_numbers(some), bind=bind, as_argument=True)
-            for bind in (False, True)[: 1 + by_keyword]
-            for some in _beginnings(static)
-        ]
+        ways += [Way(own, calls=calls, bind=True)] * any(call.keywords for _, call in calls)
     return ways
 
 
 def _beginnings(positions: list[int]) -> list[list[int]]:
-    return [positions[:count] for count in range(len(positions) + 1)]
+    """All of them first: parameters that have their defaults are no arguments, and stand at the end."""
+    return [positions[:count] for count in range(len(positions), -1, -1)]
 
 
 def _numbers(positions: Sequence[int]) -> str:
@@ -114,10 +132,8 @@ def _definitions(code: UserCode, who: Identity) -> tuple[tuple[ParsedText, Funct
 
 
 def _calls(code: UserCode, engine: Engine, who: Identity) -> Iterator[tuple[ParsedText, ast.Call]]:
-    """Where the source calls a function, as JAX's tracebacks say; nowhere where a library's module calls it too."""
+    """Where the source calls a function, as JAX's tracebacks say."""
     called = {place for _, eqn in walk(engine.provenances.closed) if (place := called_from(eqn, who)) is not None}
-    if _library_caller(engine, who):
-        return
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
     for text in code.texts.values():
         for node in ast.walk(text.tree):
@@ -127,28 +143,6 @@ def _calls(code: UserCode, engine: Engine, who: Identity) -> Iterator[tuple[Pars
                 yield text, node
 
 
-def library_caller(engine: Engine, at: str) -> str:
-    """The place, a library's module, that calls the function of another place; empty where only users' code does."""
-    place = engine.place(at)
-    return "" if place is None else _library_caller(engine, place.callee.who)
-
-
-def _library_caller(engine: Engine, who: Identity) -> str:
-    layers: dict[tuple[str, int], str] = {}
-    for site in engine.primal.possible.sites:
-        place = engine.place(site.key)
-        if place is not None and is_library_file(place.callee.who[1]) and place.callee.who != who:
-            layers[place.callee.who[1:]] = site.key
-    for _, eqn in walk(engine.provenances.closed) if layers else ():
-        functions = [(code.co_filename, code.co_firstlineno) for code, _ in frames(eqn)]
-        around = functions[functions.index(who[1:]) + 1 :] if who[1:] in functions else []
-        to_user = itertools.takewhile(lambda frame: not is_user_file(frame[0]), around)
-        callers = [layers[frame] for frame in to_user if frame in layers]
-        if callers:
-            return callers[-1]
-    return ""
-
-
 _PolicyText = Callable[[ParsedText, int], str]
 """The text of a policy in a text, on a line of it."""
 
@@ -156,8 +150,8 @@ _PolicyText = Callable[[ParsedText, int], str]
 class Checkpoints:
     """Writes policies into texts."""
 
-    def __init__(self, facts: Facts, code: UserCode, texts: EditedTexts) -> None:
-        self._engine, self._code, self._texts = facts.engine, code, texts
+    def __init__(self, texts: EditedTexts) -> None:
+        self._texts = texts
         self._written: dict[Application, tuple[str, tuple[str, ...]]] = {}  # by where
 
     def write(
@@ -216,8 +210,6 @@ class Checkpoints:
             self._checkpoint_call(text, call, policy, way)
         for text, definition in way.definitions:
             self._checkpoint(text, definition, policy, way.library, way.options)
-        if not way.calls and not way.definitions:
-            self._checkpoint_function(policy, way)
 
     def _set(self, place: Application, policy: _PolicyText) -> None:
         """Give a checkpoint another policy."""
@@ -253,16 +245,6 @@ class Checkpoints:
             raise RematError(f"line {first} of {text.place} does more than apply one checkpoint: take it off by hand.")
         self._texts.wrappers.append(NewWrapper(text, None, place))
 
-    def _checkpoint_function(self, policy: _PolicyText, way: Way) -> None:
-        definition = self._code.definition(self._engine.differentiated_inside)
-        if definition is None:
-            raise RematError(
-                "the traced function is not defined in source text of yours: define a function that calls it, and "
-                "trace that."
-            )
-        static = [] if way.library == "equinox" else self._static_arguments()
-        self._checkpoint(*definition, policy, way.library, _numbers(static))
-
     def _checkpoint(
         self, text: ParsedText, node: Function, policy: _PolicyText, library: str, further_options: str
     ) -> None:
@@ -286,39 +268,10 @@ class Checkpoints:
         bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
         if bound:
             changes.drop_keywords(call)
-        if way.as_argument:
-            rest = "*args, **kwargs" if call.keywords and not bound else "*args"
-            function = f"lambda {MODULE}, {rest}: {MODULE}({', '.join([rest, *bound])})"
-            changes.pass_callee(call, f"{start}{function}{end}")
-        elif bound:
+        if bound:
             changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
         else:
             changes.wrap(call.func, start, end)
-
-    def _static_arguments(self) -> list[int]:
-        """The numbers of the positional arguments that hold no array.
-
-        Raises:
-            RematError: one holds arrays and what ``jax.checkpoint`` cannot take.
-        """
-        engine = self._engine
-        leaves = engine.primal.signature.leaves
-        arrays = {leaf.position for leaf in leaves if leaf.is_array}
-        others = [(leaf.position, leaf) for leaf in leaves if not leaf.is_array and leaf.position is not None]
-        for position, leaf in others:
-            if position in arrays and not isinstance(leaf.value, (int, float, complex)):
-                raise RematError(
-                    f"jax.checkpoint takes arrays, and the argument {leaf.argument} of {engine.function_name} holds "
-                    f"{leaf.name}, of type {type(leaf.value).__name__}: pass the arrays apart from the rest, as "
-                    "equinox.partition parts them."
-                )
-        # The object of a method is no argument of the call that was traced.
-        function: Any = engine.traced
-        bound = engine.differentiated_inside is None and (
-            isinstance(function, MethodType)
-            or not (isinstance(function, FunctionType) or hasattr(function, "__wrapped__"))
-        )
-        return sorted({position + bound for position, _ in others if position not in arrays})
 
 
 def _code_of(policy: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.devices import Device
-from remat_magic.editing.applications import Application, applied_for_others
-from remat_magic.editing.checkpoints import Checkpoints, Way, library_caller, ways_at, ways_of_function
+from remat_magic.editing.applications import Application
+from remat_magic.editing.checkpoints import Checkpoints, Way, ways_at, ways_of_function
 from remat_magic.editing.edited_texts import EditedTexts
 from remat_magic.editing.names import (
     PROBE,
@@ -42,7 +42,6 @@ from remat_magic.policies import MIXED
 from remat_magic.records import (
     ComparisonRow,
     Edit,
-    EditedName,
     Plan,
     PlannedValue,
     RematError,
@@ -228,39 +227,25 @@ class _Editor:
             return None
 
     def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
-        """The edit with JAX's own checkpoint, or with that of a library which the source needs for it.
+        """The edit in the first way that is verified, else one that is traced.
 
-        Of policies at several places one after another is added, in the way that was verified with those before it.
+        With JAX's own checkpoint, or with that of a library which the source needs for it; of policies at several
+        places all but the last are written in the most usual way.
         """
-        parts = _parts(plan)
-        places = self._retraces.applied([site for part in parts for site in self._sites(part.at)])
-        ways = list[tuple[Plan, Way]]()
-        for number, part in enumerate(parts[:-1], 1):
-            so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
-            ways.append((part, self._first_verified(part, ways, so_far, chosen, unnamed, places)[1]))
-        return self._first_verified(parts[-1], ways, plan, chosen, unnamed, places)[0]
-
-    def _first_verified(
-        self,
-        part: Plan,
-        before: Sequence[tuple[Plan, Way]],
-        plan: Plan,
-        chosen: ChosenNames,
-        unnamed: Sequence[str],
-        places: Mapping[str, Sequence[Application]],
-    ) -> tuple[Edit, Way]:
-        """The edit of a plan with the last of its parts in the first way that is verified, else one that is traced."""
-        edits, errors = list[tuple[Edit, Way]](), list[RematError]()
-        for way in self._ways(part):
+        *parts, last = _parts(plan)
+        places = self._retraces.applied([site for part in (*parts, last) for site in self._sites(part.at)])
+        before = [(part, self._ways(part)[0]) for part in parts]
+        edits, errors = list[Edit](), list[RematError]()
+        for way in self._ways(last):
             try:
-                edits.append((self._written_in([*before, (part, way)], plan, chosen, unnamed, places), way))
+                edits.append(self._written_in([*before, (last, way)], plan, chosen, unnamed, places))
             except RematError as error:
                 errors.append(error)
-            if edits and edits[-1][0].verified:
+            if edits and edits[-1].verified:
                 return edits[-1]
         if not edits:
             raise errors[0]
-        return next((edit for edit in edits if edit[0].saved_bytes is not None), edits[0])
+        return next((edit for edit in edits if edit.saved_bytes is not None), edits[0])
 
     def _ways(self, plan: Plan) -> list[Way]:
         """The ways to write what a plan has at one place.
@@ -271,17 +256,12 @@ class _Editor:
         if self._sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
-            return ways_of_function(self._code)
+            return ways_of_function(self._code, self._engine)
         ways = ways_at(self._code, self._engine, plan.at)
-        if caller := library_caller(self._engine, plan.at):
-            raise RematError(
-                f"{plan.at!r} is called in the code of a library, which no edit reaches, by {caller}: choose "
-                f"at={caller!r}, or put a checkpoint around what your source calls."
-            )
         if not ways:
             raise RematError(
-                f"where {plan.at!r} is called cannot be told in source text of yours: write the checkpoint there by "
-                f"hand{f', as in `{plan.code}`' if plan.code else ''}."
+                f"no edit writes a checkpoint at {plan.at!r}, which a library defines or calls: choose a function or a "
+                f"class of your own, or write it by hand{f', as in `{plan.code}`' if plan.code else ''}."
             )
         return ways
 
@@ -307,7 +287,7 @@ class _Editor:
         places: Mapping[str, Sequence[Application]],
     ) -> Edit:
         texts = EditedTexts(self._facts, self._code)
-        checkpoints = Checkpoints(self._facts, self._code, texts)
+        checkpoints = Checkpoints(texts)
         names = tuple(texts.name(option) for option in chosen.options)
         for part, way in parts:
             if part.names or part.policy != "as_written":
@@ -324,9 +304,8 @@ class _Editor:
         is_at_calls = any(way.calls for _, way in parts)  # which may call other functions, too
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
             differing = ["the edited text saves what is asked for, and recomputes something else."]
-        if differing:
-            keys = [site.key for part, _ in parts for site in self._sites(part.at)]
-            differing = [*applied_for_others(keys, places), *differing, *_besides(chosen, names)]
+        if differing and (names or any(self._sites(part.at) for part, _ in parts)):
+            differing.append("a name, or a checkpoint, stands for all that its line makes or is applied to.")
         return replace(
             edited,
             verified=not differing,
@@ -372,14 +351,3 @@ def _whole_function(at: str) -> str:
 def _kept_to(edit: Edit) -> Edit | None:
     """An edit that is verified, and within its budget."""
     return edit if edit.verified and not edit.excess_bytes else None
-
-
-def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> Iterator[str]:
-    for option, name in zip(chosen.options, names, strict=True):
-        if others := len(chosen.besides.get(option, ())):
-            expression = f"`{name.expression}`" if name.expression else "a name of your own"
-            where = f", {name.source.place}" if name.source else ""
-            yield (
-                f"{name.name!r} stands at {expression}{where}, which is executed for {others} other "
-                f"{'value' if others == 1 else 'values'} besides: they have the same name."
-            )

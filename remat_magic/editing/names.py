@@ -47,7 +47,7 @@ class Nameable:
     """An expression or variable that can be given a name.
 
     An expression is wrapped. A ``variable`` is bound anew: after the statement ``node``, or where the body of the
-    function or loop ``node`` starts.
+    function ``node`` starts.
     """
 
     text: ParsedText
@@ -130,9 +130,6 @@ class _Prober(ast.NodeTransformer):
             return self._call(node, Nameable(self._text, self._original(node)))
         binds = _bound(self._original(node)) if isinstance(node, ast.stmt) else []
         after = [self._bind(node, name) for name in binds]
-        if isinstance(node, ast.For):  # it is in the steps that it is done
-            node.body = [*after, *node.body]
-            return node
         return [node, *after] if after else node
 
     def _original(self, node: ast.AST) -> Any:
@@ -144,7 +141,7 @@ class _Prober(ast.NodeTransformer):
         return ast.copy_location(call, value)
 
     def _bind(self, node: Any, name: str) -> ast.stmt:
-        where: Any = node.body[0] if isinstance(node, (ast.For, ast.FunctionDef, ast.AsyncFunctionDef)) else node
+        where: Any = node.body[0] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else node
         value = ast.copy_location(ast.Name(name, ast.Load()), where)
         call = self._call(value, Nameable(self._text, self._original(node), name))
         return ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), where)
@@ -157,7 +154,7 @@ def _as_list(node: Any) -> list[Any]:
 def body_start(node: Any) -> int:
     """The index of a body's first statement after its docstring."""
     match node.body[0]:
-        case ast.Expr(ast.Constant(str())) if not isinstance(node, ast.For):
+        case ast.Expr(ast.Constant(str())):
             return 1
         case _:
             return 0
@@ -172,7 +169,7 @@ def _bound(statement: ast.stmt) -> list[str]:
             return []
         case ast.Assign(targets):
             pass
-        case ast.AnnAssign(target) | ast.AugAssign(target) | ast.For(target):
+        case ast.AnnAssign(target) | ast.AugAssign(target):
             targets = [target]
         case _:
             return []
@@ -287,11 +284,10 @@ class NameOption:
 
 @dataclass(eq=False, slots=True)
 class ChosenNames:
-    """The options chosen, the values that none names, and those that an option names besides."""
+    """The options chosen, and the values that none names."""
 
     options: list[NameOption] = field(default_factory=list)
     missing: list[Value] = field(default_factory=list)
-    besides: dict[NameOption, set[Value]] = field(default_factory=dict)
 
 
 def name_options(program: Skeleton, places: Sequence[Nameable]) -> list[NameOption]:
@@ -333,8 +329,6 @@ def choose(wanted: Iterable[Value], options: Iterable[NameOption]) -> ChosenName
         option = min(by_value[value], key=cost)
         chosen.options.append(option)
         covered.update(option.values)
-        if besides := option.asked - wanted.keys():
-            chosen.besides[option] = besides
     return chosen
 
 

@@ -77,27 +77,16 @@ def _as_edited(
             with modules_as_they_were(code.things):
                 yield
         finally:
-            thread.clear()  # they do at once what they did
-            _put_back(before)
+            thread.clear()  # they do at once what they did, also where the rest is interrupted
+            for function, own, had_signature in before:
+                function.__code__ = own
+                if not had_signature:
+                    vars(function).pop("__signature__", None)
 
 
 def unwritable(error: SyntaxError) -> RematError:
     """What to say of an edited text that is no Python."""
     return RematError(f"the edit that was tried is no Python there ({error.msg}): write the checkpoint by hand.")
-
-
-def _put_back(before: list[tuple[FunctionType, CodeType, bool]]) -> None:
-    """Give functions the code that they had, whatever interrupts it, and take off the signatures that they had not."""
-    try:
-        while before:
-            function, own, had_signature = before[-1]
-            function.__code__ = own
-            if not had_signature:
-                vars(function).pop("__signature__", None)
-            before.pop()
-    finally:
-        if before:
-            _put_back(before)
 
 
 class _Edited:

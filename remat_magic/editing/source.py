@@ -20,7 +20,6 @@ from remat_magic.parsing import parse_source
 from remat_magic.records import FileEdit, RematError, SourceSpan
 
 __all__ = [
-    "MODULE",
     "Function",
     "ParsedText",
     "Position",
@@ -140,22 +139,10 @@ def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-MODULE = "module"
-"""The parameter of the lambdas that an edit writes around the call of a module."""
-
-
 def functions_of(tree: ast.AST) -> list[Function]:
-    """All functions and lambdas, in an order that wrapping expressions and adding statements does not change.
-
-    The lambdas that an edit has added are left out.
-    """
+    """All functions and lambdas, in an order that wrapping expressions and adding statements does not change."""
     inside = [function for child in ast.iter_child_nodes(tree) for function in functions_of(child)]
-    return [tree, *inside] if isinstance(tree, Function) and not _is_added(tree) else inside
-
-
-def _is_added(function: Function) -> bool:
-    arguments = function.args
-    return isinstance(function, ast.Lambda) and bool(arguments.vararg) and [a.arg for a in arguments.args] == [MODULE]
+    return [tree, *inside] if isinstance(tree, Function) else inside
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
@@ -332,14 +319,6 @@ class TextChanges:
         at = first_line(node) if above else node.lineno
         self._lines_at(at, f"{self.text.indent(at)}{line}\n")
 
-    def pass_callee(self, call: ast.Call, function: str) -> None:
-        """Call a function instead, with what was called as the argument before the others."""
-        start, (line, column) = self.text.start(call), self.text.end(call.func)
-        while (column := self.text.lines[line - 1].partition("#")[0].find("(", column)) < 0:  # a bracket is between
-            line, column = line + 1, 0
-        self._changes.append(_Change(start, start, f"{function}(", -len(self.text.segment(call))))
-        self._changes.append(_Change((line, column), (line, column + 1), ", "))
-
     def drop_keywords(self, call: ast.Call) -> None:
         """Take all keyword arguments from a call, which come after the others."""
         start = self.text.end(call.args[-1] if call.args else call.func)
@@ -381,23 +360,16 @@ def literal(name: str) -> str:
 
 def _import_line(text: ParsedText) -> int:
     """The line before which new imports go: after those that the text begins with, its docstring, and magics."""
-    after, head = 0, True
+    after = 0
     for number, statement in enumerate(text.tree.body):
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            break
-        head = head and _is_head(statement, number)
-        if head or isinstance(statement, ast.Import | ast.ImportFrom):
-            after = statement.end_lineno or 1
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                break
+            case ast.Expr(ast.Constant(str())) if number == 0:
+                after = statement.end_lineno or 1
+            case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"))))):
+                after = statement.end_lineno or 1
+            case _:
+                pass
     # Statements may share a line.
     return max([after, *((node.end_lineno or 1) for node in text.tree.body if node.lineno == after)]) + 1
-
-
-def _is_head(statement: ast.stmt, number: int) -> bool:
-    """Whether a statement is the docstring, or what IPython makes of a magic or a shell command."""
-    match statement:
-        case ast.Expr(ast.Constant(str())):
-            return number == 0
-        case ast.Expr(ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"))))):
-            return True
-        case _:
-            return False

@@ -22,19 +22,12 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = [
-    "Executed",
-    "UserCode",
-    "executed_codes",
-    "layers",
-    "referent",
-]
-
+__all__ = ["UserCode", "layers", "referent"]
 
 Executed = tuple[str, CodeType]  # with its file, since code of two files that is the same is equal
 
 
-def executed_codes(*programs: Any) -> set[Executed]:
+def _executed_codes(*programs: Any) -> set[Executed]:
     """The code of the user's functions that ran while programs were traced and made operations of them."""
     codes: set[Executed] = set()
     seen: set[int] = set()
@@ -81,7 +74,7 @@ class UserCode:
         function = engine.traced
         code = UserCode(function, [*_reachable(function, engine.inputs_again())])
         by_file: dict[str, set[CodeType]] = {}
-        for file, executed in executed_codes(engine.given.closed, engine.provenances.closed):
+        for file, executed in _executed_codes(engine.given.closed, engine.provenances.closed):
             by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(

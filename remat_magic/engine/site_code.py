@@ -32,7 +32,6 @@ class CallingLoop:
     kind: str = "scan"
     has_inputs: bool = True
     is_reversed: bool = False
-    unroll: int = 1
 
     @classmethod
     def of(cls, eqn: Any, callee: CalledFunction) -> CallingLoop:
@@ -51,7 +50,6 @@ class CallingLoop:
             kind,
             inputs,
             _jax.is_reversed(eqn),
-            _jax.scan_unroll(eqn),
         )
 
     def code(self, size: int, policy: str = "") -> tuple[str, list[str]]:
@@ -63,7 +61,6 @@ class CallingLoop:
         count, rest = divmod(self.length, size)
         options = f", policy={policy}" if policy else ""
         reverse = ", reverse=True" if self.is_reversed else ""
-        unroll = f", unroll={min(self.unroll, size)}" if self.unroll > 1 else ""
         comments = [f"chunks: xs reshaped to ({count}, {size}, ...)"] if self.has_inputs else []
         if self.module:
             scan = {"flax.linen": "nn.scan", "flax.nnx": "nnx.scan"}[self.module]
@@ -80,7 +77,7 @@ class CallingLoop:
         else:
             xs, chunks = ("chunk", "chunks") if self.has_inputs else (f"length={size}", f"length={count}")
             step = f"lambda carry, {'chunk' if self.has_inputs else '_'}: "
-            step += f"jax.lax.scan({self.function}, carry, {xs}{reverse}{unroll})"
+            step += f"jax.lax.scan({self.function}, carry, {xs}{reverse})"
             code = f"jax.lax.scan(jax.checkpoint({step}{options}), carry, {chunks}{reverse})"
         if rest:
             comments.append(f"and the last {rest} under a checkpoint of their own")
