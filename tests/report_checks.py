@@ -29,6 +29,16 @@ def types_of_ours(report: rm.Report) -> Counter[str]:
     return found
 
 
+def types_and_kinds(report: rm.Report) -> Counter[tuple[str, tuple[int, ...], str]]:
+    """What a report says is saved; Python's own numbers differ between a function and its jaxpr, and are no memory."""
+    return Counter((row.dtype, row.shape, row.kind) for row in report.residuals if row.kind != "literal")
+
+
+def costs_of(report: rm.Report) -> tuple[int | None, ...]:
+    """The figures that one program has, however it was come by."""
+    return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops, report.peak_bytes
+
+
 def check_report(report: rm.Report, trace: rm.Trace, policy, at, *files: str) -> None:
     """That the parts of a report agree.
 

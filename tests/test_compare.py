@@ -149,20 +149,6 @@ def test_the_front_by_brute_force(name):
     assert not points or any(row.pareto for row in rows)
 
 
-def test_saved_bytes_do_not_rank():
-    """A checkpoint around a whole chain saves least and gains nothing."""
-
-    def chain(x):
-        for _ in range(8):
-            x = jnp.sin(x)
-        return x
-
-    comparison = rm.trace(chain, S(1000)).compare(["none", "nothing_saveable"], device=DEVICE)
-    none, nothing = comparison.rows
-    assert nothing.saved_bytes < none.saved_bytes
-    assert (none.pareto, nothing.pareto) == (True, False)
-
-
 def test_offloading_is_not_free(blocks):
     """It recomputes as little as saving does, and pays on the way to the host."""
     comparison = blocks.compare(["dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims"], device=DEVICE)

@@ -1,6 +1,5 @@
 """Steps of loops in groups, each under one checkpoint: the figures are those of the program that is written so."""
 
-import collections
 import functools
 
 import jax
@@ -9,18 +8,9 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic.engine.segments import segment_of
 from remat_magic.records import RematError
 from tests.programs import f32
-
-
-def test_segments_are_near_the_square_root():
-    for length in range(4, 200):
-        segment = segment_of(length)
-        assert length**0.5 / 2 <= segment <= length**0.5 * 2
-        if any(length % n == 0 and length**0.5 / 2 <= n <= length**0.5 * 2 for n in range(2, length)):
-            assert length % segment == 0
-    assert [segment_of(n) for n in (4, 12, 64, 100, 13)] == [2, 3, 8, 10, 4]
+from tests.report_checks import costs_of, types_and_kinds
 
 
 def grouped(body, init, xs, size, policy, *, length=10, reverse=False, unroll=1):
@@ -156,14 +146,6 @@ GROUPED = {
 P_X = {"w": f32(10, 8, 8), "b": f32(10, 8)}, f32(4, 8)
 
 
-def types_of(report):
-    return collections.Counter((r.dtype, r.shape, r.kind) for r in report.residuals if r.kind != "literal")
-
-
-def costs_of(report):
-    return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops, report.peak_bytes
-
-
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -179,7 +161,7 @@ def test_steps_in_groups_are_a_place(name, size, remat3):
     for key in ("nothing_saveable", "dots_saveable"):
         by_hand = rm.trace(fun(size, getattr(jax.checkpoint_policies, key)), *P_X).report("as_written")
         report = trace.report(key, at=f"body/{size}")
-        assert types_of(report) == types_of(by_hand)
+        assert types_and_kinds(report) == types_and_kinds(by_hand)
         assert costs_of(report) == costs_of(by_hand)
     # Whatever is made again, or saved, is told by the user's own lines.
     told = [*report.residuals, *report.recomputed]
@@ -198,7 +180,7 @@ def test_steps_in_groups_compute_the_same(name):
     found = jax.jit(jax.value_and_grad(function, (0, 1)))(*values)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
     # The function that it gives back is traced once more.
-    assert types_of(rm.trace(function, *P_X).report()) == types_of(
+    assert types_and_kinds(rm.trace(function, *P_X).report()) == types_and_kinds(
         rm.trace(fun(0), *P_X).report("dots_saveable", "body/4")
     )
 
@@ -220,11 +202,13 @@ def test_groups_in_groups_and_moved_outward(remat3):
     args = {"w": f32(8, 8, 8)}, f32(4, 8)
     both = {"body/2": "nothing_saveable", "body/4": "nothing_saveable"}
     report, by_hand = rm.trace(unrolled()(0), *args).report(at=both), rm.trace(twice, *args).report()
-    assert types_of(report) == types_of(by_hand)
+    assert types_and_kinds(report) == types_and_kinds(by_hand)
     assert costs_of(report) == costs_of(by_hand)
     # A checkpoint that the body has is taken off, and one put around several steps instead.
     moved = rm.trace(checkpointed()(0), *P_X).report(at={"body": "none", "body/5": "nothing_saveable"})
-    assert types_of(moved) == types_of(rm.trace(carried_pytree()(0), *P_X).report("nothing_saveable", at="body/5"))
+    assert types_and_kinds(moved) == types_and_kinds(
+        rm.trace(carried_pytree()(0), *P_X).report("nothing_saveable", at="body/5")
+    )
     # More steps than there are come to one group of all.
     assert costs_of(trace.report("nothing_saveable", "body/99")) == costs_of(
         trace.report("nothing_saveable", "body/10")
@@ -240,7 +224,7 @@ def test_a_plan_of_steps_in_groups_keeps_its_promise(remat3):
     assert nothing.saved_bytes < report.saved_bytes <= plan.budget_bytes
     within = trace.report(trace.plan(dots.saved_bytes, at="body/5"))
     assert within.repeated_flops <= dots.repeated_flops
-    assert types_of(rm.trace(trace.function(plan), *P_X).report()) == types_of(report)
+    assert types_and_kinds(rm.trace(trace.function(plan), *P_X).report()) == types_and_kinds(report)
 
 
 @pytest.mark.slow
@@ -262,18 +246,6 @@ def test_which_groups_of_steps_are_offered(remat2):
     assert [site.key for site in decorated.groups] == ["body/3"]
     tried = {row.at for row in decorated.places(device="A100 80GB SXM")}
     assert {"body/3", "body=none, body/3=nothing_saveable"} <= tried
-
-
-def test_a_loop_without_a_step_has_no_groups():
-    def body(x, w):
-        return jnp.sin(x @ w), None
-
-    def loss(ws, x):
-        return jax.lax.scan(body, x, ws)[0].sum()
-
-    trace = rm.trace(loss, f32(0, 8, 8), f32(4, 8))
-    assert trace.report("nothing_saveable", at="body/2").saved_bytes == trace.report("nothing_saveable").saved_bytes
-    assert trace.function("nothing_saveable", at="body/2")(jnp.ones((0, 8, 8)), jnp.ones((4, 8))) == 32
 
 
 def test_steps_that_cannot_be_grouped():
@@ -308,10 +280,10 @@ def test_groups_of_calls_that_have_a_checkpoint(remat3):
         trace.report("nothing_saveable", at="block/3"),
         rm.trace(layers(jax.checkpoint), *args).report("nothing_saveable", at="three"),
     )
-    assert types_of(report) == types_of(by_hand)
+    assert types_and_kinds(report) == types_and_kinds(by_hand)
     assert costs_of(report) == costs_of(by_hand)
     moved = trace.report(at={"block": "none", "block/3": "nothing_saveable"})
     bare = rm.trace(layers(decorate=lambda function: function), *args).report("nothing_saveable", at="block/3")
-    assert types_of(moved) == types_of(bare)
+    assert types_and_kinds(moved) == types_and_kinds(bare)
     with pytest.raises(RematError, match=r"'block\[::2\]': block has a checkpoint of its own: choose all of its calls"):
         trace.report("none", at="block[::2]")

@@ -173,22 +173,6 @@ def test_control_flow_on_a_traced_value_shows_jaxs_error_at_its_line(user):
     assert "----> 3     return x if x[0] > 0 else -x" in user.out
 
 
-def test_side_effects_that_checkpointing_forbids(user):
-    complaint = user.complaint(
-        "%%remat -p dots_saveable",
-        "def f(x):",
-        "    jax.experimental.io_callback(print, None, 1.0, ordered=True)",
-        "    return x",
-        "f(x)",
-    )
-    assert "side effects that jax.checkpoint forbids" in complaint
-
-
-def test_an_interrupt_while_tracing(user):
-    assert "tracing was interrupted" in user.complaint("%%remat", "def f(x): raise KeyboardInterrupt", "f(x)")
-    assert user.ok("f.__name__") == "f"
-
-
 def test_the_api_speaks_of_its_own_parameters(user):
     api = "import remat_magic as rm, functools"
     for call, said in {

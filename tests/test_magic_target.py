@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-from remat_magic.engine import reloaded
-
 SETUP = ["import functools, jax, jax.numpy as jnp", "from jax import checkpoint as ckpt", "W, x, n = 2.0, 3.0, 4"]
 LAYER = "def layer(W, x): return W * x"
 
@@ -165,17 +163,3 @@ def test_an_autoreloaded_module_shows_its_own_file_and_new_text(cells, tmp_path,
     if decorator == "@jax.checkpoint":
         cells.ok("import remat_magic", "edit = remat_magic.trace(module.Model().loss, x).edit('dots_saveable')")
         assert "policy=jax.checkpoint_policies.dots_saveable" in cells.ns["edit"].diff()
-
-
-@pytest.mark.slow
-def test_files_are_compiled_once_while_autoreload_is_on(cells, monkeypatch):
-    cells.ok("%load_ext autoreload", "%autoreload 2")
-    compiled = []
-    codes_of = reloaded.codes_of
-    monkeypatch.setattr(reloaded, "codes_of", lambda file, lines: compiled.append(file) or codes_of(file, lines))
-    monkeypatch.setattr(reloaded, "_files", {})
-    reloaded.restore_lines()
-    assert __file__ in compiled
-    compiled.clear()
-    reloaded.restore_lines()  # as every trace does
-    assert compiled == []

@@ -1,11 +1,8 @@
 """Places that could have a checkpoint and have none: each as if the function were decorated by hand."""
 
-import collections
 import cProfile
-import dataclasses
 import functools
 import sys
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +10,9 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic.engine import calls, watching
+from remat_magic.engine import watching
 from tests.programs import PROGRAMS
+from tests.report_checks import costs_of, types_and_kinds
 
 POLICIES = ("nothing_saveable", "dots_saveable", "everything_saveable")
 
@@ -181,15 +179,6 @@ CASES = {
 }
 
 
-def types(report):
-    # Where Python's own numbers are kept as such differs between a function and its jaxpr; they are no memory.
-    return collections.Counter((r.dtype, r.shape, r.kind) for r in report.residuals if r.kind != "literal")
-
-
-def costs(report):
-    return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops
-
-
 _QUICK = (scanned, within_a_checkpoint, in_a_branch, unread_results, stepped)
 
 
@@ -205,11 +194,13 @@ def test_a_place_is_as_if_decorated(make, remat3):
         policy = getattr(jax.checkpoint_policies, key)
         by_hand = rm.trace(make(functools.partial(jax.checkpoint, policy=policy)), *args).report()
         report = trace.report(key, at="block")
-        assert types(report) == types(by_hand)  # JAX's own answer about the function that is decorated
-        assert costs(report) == costs(by_hand)
+        assert types_and_kinds(report) == types_and_kinds(
+            by_hand
+        )  # JAX's own answer about the function that is decorated
+        assert costs_of(report) == costs_of(by_hand)
     # The function that it gives back is traced once more, where JAX has kept some of what it made.
     again = rm.trace(trace.function("dots_saveable", at="block"), *args)
-    assert types(again.report()) == types(trace.report("dots_saveable", at="block"))
+    assert types_and_kinds(again.report()) == types_and_kinds(trace.report("dots_saveable", at="block"))
 
 
 @pytest.mark.parametrize("make", [jitted, *(pytest.param(make, marks=pytest.mark.slow) for make in (scanned, vmapped))])
@@ -230,7 +221,11 @@ def test_the_function_finds_its_places_in_what_jax_has_kept_for_other_shapes():
     function = rm.trace(bare, WS, X).function("nothing_saveable", at="block")
     larger = jax.ShapeDtypeStruct((6, 8), "float32")
     first, again = (rm.trace(function, WS, larger).report() for _ in range(2))
-    assert types(first) == types(again) == types(rm.trace(bare, WS, larger).report("nothing_saveable", at="block"))
+    assert (
+        types_and_kinds(first)
+        == types_and_kinds(again)
+        == types_and_kinds(rm.trace(bare, WS, larger).report("nothing_saveable", at="block"))
+    )
 
 
 def test_what_is_a_place():
@@ -290,7 +285,7 @@ def test_static_arguments_stay_static():
     assert site.code == f"@functools.partial(jax.checkpoint, static_argnums=(2, 3))  # on block; {change}"
     by_hand = functools.partial(jax.checkpoint, static_argnums=(2, 3))(block)
     expected = rm.trace(lambda w, x: by_hand(w, by_hand(w, x, True, 2.0), True, 2.0).sum(), W, X).report()
-    assert types(rm.trace(loss, W, X).report("nothing_saveable", at="block")) == types(expected)
+    assert types_and_kinds(rm.trace(loss, W, X).report("nothing_saveable", at="block")) == types_and_kinds(expected)
 
 
 def twelve(w, x):
@@ -301,37 +296,29 @@ def twelve(w, x):
 
 
 @pytest.mark.parametrize(
-    ("at", "checkpointed"),
-    [("block[::2]", range(0, 12, 2)), ("block[:8]", range(8)), ("block[-3:]", range(9, 12)), ("block", range(12))],
+    ("at", "checkpointed", "size"),
+    [
+        ("block[::2]", range(0, 12, 2), 1),
+        ("block[:8]", range(8), 1),
+        ("block[-3:]", range(9, 12), 1),
+        ("block", range(12), 1),
+        ("block/3", range(12), 3),
+    ],
 )
-def test_some_calls_under_a_policy_are_as_if_written(at, checkpointed):
+def test_some_calls_or_groups_of_them_under_a_policy_are_as_if_written(at, checkpointed, size):
     def by_hand(w, x):
         def block(w, x):
             return jnp.tanh(jnp.sin(x @ w))
 
-        for number in range(12):
-            x = (jax.checkpoint(block) if number in checkpointed else block)(w, x)
+        for number in range(0, 12, size):
+            group = functools.partial(repeated, block, times=size)
+            x = (jax.checkpoint(group) if number in checkpointed else group)(w, x)
         return x.sum()
 
     report = rm.trace(twelve, W, X).report("nothing_saveable", at=at)
     expected = rm.trace(by_hand, W, X).report()
-    assert types(report) == types(expected)
-    assert costs(report) == costs(expected)
-
-
-def test_calls_in_groups_are_as_if_written():
-    def by_hand(w, x):
-        def block(w, x):
-            return jnp.tanh(jnp.sin(x @ w))
-
-        for _ in range(4):
-            x = jax.checkpoint(lambda w, x: repeated(block, w, x, 3))(w, x)
-        return x.sum()
-
-    report = rm.trace(twelve, W, X).report("nothing_saveable", at="block/3")
-    expected = rm.trace(by_hand, W, X).report()
-    assert types(report) == types(expected)
-    assert costs(report) == costs(expected)
+    assert types_and_kinds(report) == types_and_kinds(expected)
+    assert costs_of(report) == costs_of(expected)
 
 
 def test_calls_in_a_loop_are_grouped_as_they_come():
@@ -364,8 +351,8 @@ def test_calls_in_a_loop_are_grouped_as_they_come():
     args = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3, jax.ShapeDtypeStruct((2, 4), jnp.float32)
     report = rm.trace(loss, *args).report("nothing_saveable", "block/2")
     expected = rm.trace(by_hand, *args).report()
-    assert types(report) == types(expected)
-    assert costs(report) == costs(expected)
+    assert types_and_kinds(report) == types_and_kinds(expected)
+    assert costs_of(report) == costs_of(expected)
 
 
 def test_two_places_may_have_a_policy_each():
@@ -397,7 +384,7 @@ def test_a_plan_of_a_place_keeps_its_promise(remat3):
     within = trace.plan(dots.saved_bytes, at="block")
     assert trace.report(within).repeated_flops <= dots.repeated_flops  # it can save what dots_saveable saves
     for function in (trace.function(plan), plan.apply(twelve)):
-        assert types(rm.trace(function, W, X).report()) == types(report)
+        assert types_and_kinds(rm.trace(function, W, X).report()) == types_and_kinds(report)
 
 
 def test_a_place_that_is_not_there():
@@ -410,58 +397,48 @@ def test_a_place_that_is_not_there():
         trace.report("nothing_saveable", at="block/0")
 
 
-def test_a_function_that_is_differentiated_inside_is_no_place():
-    def block(w, x):
-        return jnp.sin(x @ w).sum()
-
-    def loss(w, x):  # by hand the checkpoint would be differentiated twice
-        return (jax.jvp(lambda x: block(w, x), (x,), (x,))[1]) ** 2
-
-    def both(w, x):  # neither is it where it is called as it is, too: that would get the checkpoint as well
-        return loss(w, x) + block(w, x)
-
-    assert [site.key for site in rm.trace(loss, W, X).sites if site.key == "block"] == []
-    assert [site.key for site in rm.trace(both, W, X).sites if site.key == "block"] == []
+def wave(x):
+    return jnp.sin(jnp.cos(jnp.tanh(x)))
 
 
-def test_a_function_in_a_gradient_within_a_gradient_is_no_place():
-    def block(x):
-        return jnp.sin(jnp.cos(jnp.tanh(jnp.exp(x))))
-
-    def loss(w, x):  # by hand the checkpoint would be in both
-        return jax.grad(lambda w: block(x @ w).sum())(w).sum() + block(x @ w).sum()
-
-    def step(w, x):
-        return w - jax.grad(loss)(w, x)
-
-    trace = rm.trace(step, W, X)
-    assert trace.gradient.function == "loss"
-    assert [site.key for site in trace.sites] == []
+def differentiated_inside(w, x):  # by hand the checkpoint would be differentiated twice
+    return (jax.jvp(lambda x: wave(x @ w).sum(), (x,), (x,))[1]) ** 2
 
 
-def test_a_function_in_the_body_of_a_custom_derivative_is_no_place():
-    def block(x):
-        return jnp.sin(jnp.cos(x))
-
-    @jax.custom_vjp
-    def wave(x):
-        return block(x)
-
-    wave.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * x,))
-    # Its rule is differentiated in its place, so that a checkpoint there would do nothing.
-    assert [site.key for site in rm.trace(lambda w, x: wave(x @ w).sum(), W, X).sites if site.key == "block"] == []
+def called_as_it_is_too(w, x):  # where the checkpoint would be as well
+    return differentiated_inside(w, x) + wave(x @ w).sum()
 
 
-def test_a_function_that_writes_to_a_reference_is_no_place():
-    def block(ref, x):
+def with_a_gradient_within(w, x):  # by hand the checkpoint would be in both
+    return jax.grad(lambda w: wave(x @ w).sum())(w).sum() + wave(x @ w).sum()
+
+
+def step_of_a_gradient_within(w, x):
+    return w - jax.grad(with_a_gradient_within)(w, x)
+
+
+def in_a_custom_derivative(w, x):  # whose rule is differentiated in its place, so that it would do nothing
+    ruled = jax.custom_vjp(lambda x: wave(x))
+    ruled.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * x,))
+    return ruled(x @ w).sum()
+
+
+def writing_to_a_reference(w, x):
+    ref = jax.new_ref(jnp.zeros((4, 8)))
+
+    def wave(ref, x):
         ref[...] = ref[...] + x
         return jnp.sin(x)
 
-    def loss(w, x):
-        ref = jax.new_ref(jnp.zeros((4, 8)))
-        return (block(ref, x @ w) * ref[...]).sum()
+    return (wave(ref, x @ w) * ref[...]).sum()
 
-    assert [site.key for site in rm.trace(loss, W, X).sites if site.key == "block"] == []
+
+NO_PLACES = (differentiated_inside, called_as_it_is_too, step_of_a_gradient_within, in_a_custom_derivative)
+
+
+@pytest.mark.parametrize("loss", [*NO_PLACES, writing_to_a_reference])
+def test_where_a_checkpoint_would_be_of_something_else_or_of_no_use_is_no_place(loss):
+    assert [site.key for site in rm.trace(loss, W, X).sites if site.key.startswith("wave")] == []
 
 
 def test_calls_that_differ_in_a_number_do_not_share_a_body():
@@ -487,45 +464,11 @@ def test_functions_that_have_a_checkpoint_in_one_place_and_none_in_another():
         assert not trace.report("nothing_saveable", at=key).backward_error
 
 
-@pytest.mark.parametrize("tool", [True, False])
-def test_methods_that_python_writes_are_not_told_of(monkeypatch, tool):
-    """Those of dataclasses and named tuples, of which JAX makes a thousand; what a user's ``exec`` defines is found."""
-    if not tool:  # as before Python 3.12
-        monkeypatch.setattr(watching, "_tool", lambda: None)
-    begun = []
-    begin = calls.Calls.begin
-    monkeypatch.setattr(calls.Calls, "begin", lambda self, frame: begun.append(frame.f_code) or begin(self, frame))
-    names = {"jnp": jnp, "Pair": Pair, "Record": Record}
-    exec("def block(w, x):\n    return jnp.tanh(jnp.sin(x @ Pair(w, x).w)) * x", names)
-    exec("def outer(w, x):\n    return Record(w)._replaced(w).w @ w", names)
-
-    def loss(w, x):
-        return repeated(names["block"], names["outer"](w, x), x).sum()
-
-    trace = rm.trace(loss, W, X)
-    assert {("block", 3), ("outer", 1)} < {(site.key, site.times) for site in trace.sites if site.possible}
-    generated = [code.co_qualname for code in begun if code.co_filename == "<string>"]
-    assert sorted(generated) == ["block", "block", "block", "outer"]
-
-
-class Pair(NamedTuple):
-    w: object
-    x: object
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    w: object
-
-    def _replaced(self, w):
-        return dataclasses.replace(self, w=w)
-
-
 @pytest.mark.parametrize(("debugger", "tool"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)])
 def test_tracing_under_a_profiler_or_debugger(monkeypatch, debugger, tool):
     """``%prun``: before Python 3.12 its hook is no function, and cannot be put back like one."""
     make = stepped(lambda function: function)
-    expected = types(rm.trace(make, W, X).report("nothing_saveable", at="block"))
+    expected = types_and_kinds(rm.trace(make, W, X).report("nothing_saveable", at="block"))
     if not tool:  # as before Python 3.12, or where others have taken all numbers
         monkeypatch.setattr(watching, "_tool", lambda: None)
     profile, hook, before = cProfile.Profile(), lambda *_: None, sys.gettrace()
@@ -538,7 +481,7 @@ def test_tracing_under_a_profiler_or_debugger(monkeypatch, debugger, tool):
         assert sys.gettrace() is (hook if debugger else before)
     finally:
         sys.settrace(before)
-    assert types(report) == expected
+    assert types_and_kinds(report) == expected
     assert "_marker" in {getattr(entry.code, "co_name", "") for entry in profile.getstats()}  # it goes on afterwards
 
 

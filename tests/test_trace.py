@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import remat_magic as rm
-from remat_magic.facts import cost, reports
+from remat_magic.facts import cost
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.models import transformer
 from tests.programs import CHECKPOINTED, PROGRAMS, f32, in_turn
@@ -327,23 +327,6 @@ def test_reports_are_plain_data(remat3):
 def _call(name):
     fun, args = PROGRAMS[name]
     return fun, *args
-
-
-@pytest.mark.slow
-def test_choices_that_make_the_same_program_are_looked_at_once(monkeypatch, remat3):
-    fun, args = transformer(2)
-    alone = rm.trace(fun, *args).report("as_written")
-    trace = rm.trace(fun, *args)
-    without = trace.report("none", "function")
-    monkeypatch.setattr(reports, "full", None)
-    written = trace.report("as_written")
-    assert without.policy == "none"
-    for name in ("policy", "at", "code", "label", "notes", "residuals", "recomputed", "peak_bytes", "no_gain"):
-        assert getattr(written, name) == getattr(alone, name), name
-    assert str(written.backward) == str(alone.backward)
-    on_device = trace.report("as_written", device="H100 SXM")
-    monkeypatch.undo()
-    assert on_device.peak_bytes == rm.trace(fun, *args).report("as_written", device="H100 SXM").peak_bytes
 
 
 def test_a_forward_half_without_a_backward_one(remat3):

@@ -96,18 +96,6 @@ def test_the_script_draws_what_python_drew():
         assert f"{number}.0,{moment.bytes}.0H{number + 1}.0" in temporaries
 
 
-@pytest.mark.slow
-def test_a_thousand_layers_are_not_a_megabyte():
-    def deep(x):
-        for _ in range(3000):
-            x = jnp.sin(x)
-        return x.sum()
-
-    told = lookup(rm.trace(deep, S(8)).timeline("none"), 10)
-    assert told["moments"] > 6000
-    assert len(json.dumps(told)) < 200_000
-
-
 def test_what_would_change_what_is_seen_is_written_out():
     """The script makes text of it, which can be no markup, yet could turn the words around it."""
     told = lookup(infected(timeline(), "\u202eevil"), TOP)

@@ -1,12 +1,9 @@
 """The user's own source with what each line saves and has recomputed: records made by hand, then real traces."""
 
 import html
-import linecache
 import re
 from dataclasses import replace
-from pathlib import Path
 
-import jax
 import pytest
 
 import remat_magic as rm
@@ -15,6 +12,7 @@ from remat_magic.views.highlight import split_lines, words
 from remat_magic.views.linking import expression_key, line_key
 from remat_magic.views.listing import listing_html
 from remat_magic.views.tables import KEYS
+from tests.programs import f32
 from tests.views_records import SIN, span
 from tests.views_records import small as records
 
@@ -228,10 +226,6 @@ if True:
 '''
 
 
-def f32(*sizes):
-    return jax.ShapeDtypeStruct(sizes, jax.numpy.float32)
-
-
 def sums(page):
     """The exact bytes and FLOPs over all rows, read off the hovers."""
     saved = re.findall(r'<td class="remat-cost" title="([\d,]+) bytes', page)
@@ -273,22 +267,6 @@ def test_text_that_is_traced_as_it_stands(module, text):
     (source,) = trace.sources
     assert source.function == "loss"
     assert source.text == "\n".join(text.rstrip().split("\n")[1:])
-    holds(trace.report())
-
-
-def test_a_file_that_has_changed_since_shows_what_was_traced(module):
-    loaded = module(
-        "import jax.numpy as jnp\ndef loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)\n", "a_model_of_the_users"
-    )
-    first = rm.trace(loaded.loss, f32(3))
-    Path(loaded.__file__).write_text("# other\n" * 3)
-    linecache.checkcache()
-    trace = rm.trace(loaded.loss, f32(3))
-    # Whoever shows a traceback has linecache drop what it knew of the file.
-    assert [(text.line, text.text) for text in trace.sources] == [
-        (2, "def loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)")
-    ]
-    assert trace.sources == first.sources
     holds(trace.report())
 
 

@@ -14,15 +14,12 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import devices
-from remat_magic.records import Choice, Measurement, Program, ProgramLine, RematError, Report, Site
+from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime
-from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Panel, Request
-from remat_magic.widget.worker import Worker
 from tests.programs import f32
 from tests.views_records import EVIL, small
 
@@ -166,7 +163,9 @@ def test_it_works_where_there_is_no_kernel():
 
 
 def test_choices_at_the_start():
-    widget = RematWidget(FakeTrace(), "none", "layer:4", title="After In[3]")
+    trace = FakeTrace()
+    widget = RematWidget(trace, "none", "layer:4", title="After In[3]")
+    assert trace.asked == [("preview", "none", "layer:4")]  # and what nobody asked for is not traced
     assert (widget.report.policy, widget.report.at) == ("none", "layer:4")
     assert "After In[3]" in widget._frame
     assert all("After In[3]" in text for text in widget._rendered.kept(widget.report).values())
@@ -212,12 +211,6 @@ def test_a_kept_copy_of_what_does_not_fit_says_by_how_much():
     bar = peak_bar_html(report, of_memory=("TPU v5e", 16 * 10**9))
     assert "14.0 GB too much for TPU v5e, 16.0 GB" in bar
     assert 'class="remat-limit" style="left:53.33%"' in bar
-
-
-def test_nothing_is_traced_that_nobody_asked_for():
-    trace = FakeTrace()
-    RematWidget(trace)
-    assert trace.asked == [("preview", "as_written", "function")]
 
 
 @pytest.mark.parametrize(("trait", "value"), [("policy", "nonsense"), ("at", "nowhere")])
@@ -289,44 +282,6 @@ def test_an_assignment_while_a_click_is_traced_has_the_last_word(browser, trait,
     setattr(widget, trait, value)
     widget._worker.join()
     assert (widget.policy, widget.at) == (widget._view["policy"], widget._view["at"]) == ends
-
-
-def test_the_newest_of_two_wishes_is_shown_though_the_older_is_slow_to_arrive(browser, monkeypatch):
-    """The mailbox holds one wish: handed over after a newer one, an older one would take its place."""
-    widget = RematWidget(FakeTrace())
-    post, newer = widget._worker.post, threading.Event()
-
-    def slow(wish):
-        if wish.policy == "none":
-            newer.wait(0.5)  # in vain where wishes are handed over in their order
-        post(wish)
-        if wish.policy != "none":
-            newer.set()
-
-    monkeypatch.setattr(widget._worker, "post", slow)
-    older = threading.Thread(target=widget._choose, args=("none", "function"))
-    older.start()
-    while widget._wishes.wished.policy != "none":
-        time.sleep(0.001)
-    widget._choose("dots_saveable", "function")
-    older.join()
-    widget._worker.join()
-    assert widget._view["policy"] == "dots_saveable"
-
-
-def test_an_assignment_that_is_stored_last_has_the_last_word(browser, monkeypatch):
-    """Though another thread's was validated after it: what ``policy`` says is what is shown."""
-    widget, choose = RematWidget(FakeTrace()), RematWidget._choose
-
-    def overtaken(self, policy, at, serial=0):
-        choose(self, policy, at, serial)
-        if policy == "none" and self.policy == "as_written":  # not stored yet
-            self.policy = "dots_saveable"
-
-    monkeypatch.setattr(RematWidget, "_choose", overtaken)
-    widget.policy = "none"
-    widget._worker.join()
-    assert (widget.policy, widget._view["policy"]) == ("none", "none")
 
 
 def test_names_become_a_policy(widget):
@@ -536,59 +491,6 @@ def test_a_widget_that_is_closed_while_it_traces_publishes_nothing(browser):
     assert [message for message in channel.sent if message["method"] == "update"] == []
 
 
-def test_a_worker_does_the_newest_and_rests():
-    done, begun, go = [], threading.Event(), threading.Event()
-
-    def work(request):
-        begun.set()
-        go.wait(600)
-        done.append(request)
-
-    worker = Worker(work)
-    worker.post(1)
-    begun.wait(600)
-    for request in (2, 3, 4):
-        worker.post(request)
-    go.set()
-    worker.join()
-    assert done == [1, 4]
-    assert worker._thread is None
-    worker.post(5)
-    worker.join()
-    assert done == [1, 4, 5]
-
-
-def test_what_is_told_again_takes_the_place_of_no_request():
-    """The reader has asked for something else since, which waits."""
-    told, go = [], threading.Event()
-
-    class Slow(Panel):
-        key, asks = "slow", (("slow",),)
-
-        def answer(self, request):
-            go.wait(600)
-            return {}
-
-    panel = Slow(LiveTrace(_Previews()), told.append, None)
-    for policy in ("first", "waiting"):
-        panel.handle(Request({"type": "slow", "policy": policy}))
-    panel.tell_again(Request({"type": "slow", "policy": "old"}))
-    go.set()
-    for worker in (*panel._workers.values(), panel._again):
-        worker.join()
-    assert {message["policy"] for message in told} >= {"waiting", "old"}
-
-
-def test_what_was_compiled_is_of_its_device():
-    live, told = LiveTrace(_Previews()), []
-    live.on_compiled.append(told.append)
-    results = [Measurement("none", "function", device=name, timeline=object()) for name in ("H100 SXM", "TPU v5e")]
-    for result in results:
-        live.add_compiled(result)
-    assert told == results
-    assert [live.compiled("none", "function", name) for name in ("H100 SXM", "TPU v5e", "")] == [*results, None]
-
-
 class FakeEvents:
     def __init__(self):
         self.callbacks = {"pre_run_cell": [], "post_run_cell": []}
@@ -690,37 +592,3 @@ def test_prefetching_happens_between_cells_only(monkeypatch):
         idle.stop()
 
     asyncio.run(session())
-
-
-def test_a_widget_that_fails_ahead_is_logged_and_makes_way_for_the_others(monkeypatch, caplog):
-    monkeypatch.setattr(idle_module, "_DELAY", 0.0)
-    shell = FakeShell()
-
-    class Failing(Prefetching):
-        def prefetch(self):
-            raise TypeError("of no use")
-
-    async def session():
-        idle, other, failing = IdleTime(shell), Prefetching(2), Failing(1)
-        shell.before("one")
-        for widget in (other, failing):  # the last comes first
-            idle.keep(widget, "one")
-        for _ in range(2):
-            shell.after()
-            await asyncio.sleep(0.05)
-            idle._worker.join()
-        assert other.left == 0
-        idle.stop()
-
-    asyncio.run(session())
-    assert "of no use" in caplog.text
-
-
-class _Previews:
-    """A trace that gives every policy a key of its own."""
-
-    def preview(self, policy, at, namespace):
-        return Report(f"mine #{policy.number}", at)
-
-    def choices(self):
-        return ()
