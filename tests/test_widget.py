@@ -481,16 +481,6 @@ def test_close_lets_go_of_everything(browser):
         widget.policy = "dots_saveable"
 
 
-def test_a_widget_that_is_closed_while_it_traces_publishes_nothing(browser):
-    widget = RematWidget(FakeTrace(slow=0.05))
-    channel = widget.comm
-    widget.policy = "none"
-    channel.sent.clear()
-    widget.close()
-    widget._worker.join()
-    assert [message for message in channel.sent if message["method"] == "update"] == []
-
-
 class FakeEvents:
     def __init__(self):
         self.callbacks = {"pre_run_cell": [], "post_run_cell": []}
