@@ -8,6 +8,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "calls_linen",
     "checkpointed_by_linen",
     "checkpoints",
+    "class_name_in_linen",
     "gradient_by",
     "has_attributes",
     "intercepts",
@@ -45,6 +47,7 @@ __all__ = [
     "transforms_by_haiku",
     "uses_haiku",
     "vjp_of_nnx",
+    "written_class",
 ]
 
 
@@ -232,6 +235,29 @@ def is_layer(code: types.CodeType) -> bool:
 def names_modules(file: str) -> bool:
     """Whether a file is of a library that writes the names of its modules into JAX's name stack, as they are called."""
     return any(f"{os.sep}{library}{os.sep}" in file for library in ("flax", "haiku"))
+
+
+# What linen's transforms write before the name of a class that they make another of.
+_LIFTED = "(?:Add_metadata_axis|Checkpoint|Jit|Map_variables|Remat_scan|Scan|Vmap)"
+
+
+def class_name_in_linen(name: str, owner: str) -> str:
+    """What the user calls the class of a name that linen may have made up for a checkpointed one.
+
+    Args:
+        name: ``ScanCheckpointBlock``.
+        owner: the class of the method that is called, ``Block`` or one that that is derived from.
+    """
+    if owner and re.fullmatch(f"{_LIFTED}+{re.escape(owner)}", name):
+        return owner
+    return re.sub(f"^{_LIFTED}*?(Checkpoint|Remat_scan)", "", name)
+
+
+def written_class(cls: type) -> type:
+    """The class as it is written, of which linen's transforms have made this one."""
+    while cls.__module__ == "flax.linen.transforms":
+        cls = cls.__bases__[0]
+    return cls
 
 
 _WITH_MODULES = ("flax.linen", "flax.nnx", "equinox", "haiku")

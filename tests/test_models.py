@@ -456,6 +456,40 @@ def _sites_of_linen():
     return lambda x: model.apply(weights, x), {"Net.part": 2, "block": 1, "last": 1}, {}
 
 
+def _sites_of_lifted_linen():
+    """Linen makes classes of the user's, which have made up names."""
+    nn = library("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, *_):
+            return (jnp.tanh(nn.Dense(4)(x)), None) if _ else jnp.tanh(nn.Dense(4)(x))
+
+    class Step(Block): ...
+
+    class Two(nn.Module):
+        def setup(self):
+            self.first = nn.Dense(4)
+
+        def half(self, x):
+            return jnp.tanh(self.first(x))
+
+        def __call__(self, x):
+            return jnp.sin(self.half(x))
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            each = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+            x, _ = nn.scan(nn.remat(Step), length=3, **each)()(x, None)
+            x = nn.jit(nn.vmap(nn.remat(Block), **each))()(x)
+            return nn.remat(Two, methods=["half"])()(nn.remat_scan(nn.Dense, lengths=(2, 3))(4)(x))
+
+    model = Net()
+    weights = model.init(jax.random.key(0), jnp.ones((3, 4)))
+    return lambda x: model.apply(weights, x), {"Step": 3, "Block": 1, "Dense": 2, "Two.half": 1}, {}
+
+
 def _sites_of_jax():
     class Obj:
         def __call__(self, x):
@@ -475,11 +509,14 @@ def _sites_of_jax():
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("made", [_sites_of_jax, _sites_of_equinox, _sites_of_nnx, _sites_of_linen])
+@pytest.mark.parametrize(
+    "made", [_sites_of_jax, _sites_of_equinox, _sites_of_nnx, _sites_of_linen, _sites_of_lifted_linen]
+)
 def test_a_site_is_called_as_the_function_under_a_librarys_checkpoint(made):
     apply, expected, functions = made()
     trace = rm.trace(lambda x: apply(x).sum(), some(f32(3, 4)))
     assert {site.key: site.times for site in trace.engine.sites} == expected
+    assert not any("Checkpoint" in site.key for site in trace.sites)
     for site in trace.engine.sites:
         assert trace.report("none", at=site.key).saved_bytes >= trace.report().saved_bytes
         if site.key in functions:

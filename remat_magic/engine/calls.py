@@ -33,6 +33,7 @@ from remat_magic.libraries import (
     module_kind,
     transforms_by_haiku,
     uses_haiku,
+    written_class,
 )
 from remat_magic.user_files import STAND_IN, is_user_file
 
@@ -298,7 +299,7 @@ def _callee(frame: FrameType) -> CalledFunction | None:
     owner: Any = frame.f_locals.get("self")
     if parameters[:1] == ("self",):
         module = module_kind(type(owner)) or "class"
-        name = f"{type(owner).__name__}.{code.co_name}"
+        name = f"{written_class(type(owner)).__name__}.{code.co_name}"
     of_library = module not in ("", "class")
     if not of_library and (not users or intercepts(frame)):
         return None

@@ -15,7 +15,7 @@ from remat_magic import _jax
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans, cell_number
 from remat_magic.jaxprs.walk import Scope, walk
-from remat_magic.libraries import is_layer, names_modules
+from remat_magic.libraries import class_name_in_linen, is_layer, names_modules
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from remat_magic.records import Site, SourceSpan
 from remat_magic.user_files import is_user_file
@@ -36,13 +36,15 @@ def identity(eqn: Any, spans: Spans) -> Identity:
     """
     body = _jax.checkpoint_body(eqn)
     name, file, line = _jax.function_name(body)
+    if names_modules(file):
+        body = _with_code(body)
     called = called_in(body)
     if file and is_user_file(file):
         if called is not None and (called.co_filename, called.co_firstlineno) == (file, line):
             name = name_of(called)
         return name or "<lambda>", file, line
     span = spans.of(_jax.traceback_of(eqn))
-    module = _module_name(body) if names_modules(file or (called.co_filename if called else "")) else ""
+    module = _module_name(body, called) if names_modules(file or (called.co_filename if called else "")) else ""
     if called is not None and not module:
         return name_of(called), called.co_filename, called.co_firstlineno
     shown = module or (span.function if span else "") or name or "checkpoint"
@@ -65,12 +67,23 @@ def called_in(body: Any) -> CodeType | None:
     return None
 
 
-def _module_name(body: Any) -> str:
-    """The module under a library's checkpoint: ``CheckpointBlock_0/Dense_1`` in the name stack is a ``Block``."""
+def _with_code(body: Any) -> Any:
+    """A jaxpr, or else the first in it, of which it is known what function it is traced of: linen's are in loops."""
+    inside = [body]
+    for jaxpr in inside:
+        if called_in(jaxpr) is not None:
+            return jaxpr
+        inside += [inner.jaxpr for eqn in _jax.open_jaxpr(jaxpr).eqns for inner in _jax.bodies(eqn)]
+    return body
+
+
+def _module_name(body: Any, called: CodeType | None) -> str:
+    """The module under a library's checkpoint: ``ScanCheckpointBlock_0/Dense_1`` in the name stack is a ``Block``."""
+    owner = "" if called is None else "".join(called.co_qualname.split(".")[-2:-1])
     for eqn in _jax.open_jaxpr(body).eqns:
         scope = _jax.name_stack(eqn).split("/")[0]
         if re.fullmatch(r"[A-Za-z_]\w*", scope):
-            return re.sub(r"_\d+$", "", scope).removeprefix("Checkpoint")
+            return class_name_in_linen(re.sub(r"_\d+$", "", scope), owner)
     return ""
 
 
