@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import remat_magic as rm
@@ -167,22 +166,6 @@ def test_steps_in_groups_are_a_place(name, size, remat3):
     told = [*report.residuals, *report.recomputed]
     assert {row.source.file for row in told if row.source} == {__file__}
     assert not [row for row in told if row.source is None and getattr(row, "kind", "") == "intermediate"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GROUPED)
-def test_steps_in_groups_compute_the_same(name):
-    fun = GROUPED[name]
-    keys = iter(jax.random.split(jax.random.key(0), 3))
-    values = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.3, P_X)
-    expected = jax.jit(jax.value_and_grad(fun(0), (0, 1)))(*values)
-    function = rm.trace(fun(0), *P_X).function("dots_saveable", at="body/4")
-    found = jax.jit(jax.value_and_grad(function, (0, 1)))(*values)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
-    # The function that it gives back is traced once more.
-    assert types_and_kinds(rm.trace(function, *P_X).report()) == types_and_kinds(
-        rm.trace(fun(0), *P_X).report("dots_saveable", "body/4")
-    )
 
 
 def test_groups_in_groups_and_moved_outward(remat3):

@@ -21,10 +21,6 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
-from remat_magic.notebook.callee import called
-from remat_magic.notebook.inspection import inspected as prepared
-from remat_magic.notebook.inspection import traced
-from remat_magic.notebook.line import Options
 from tests.programs import f32
 from tests.report_checks import types_of_ours
 
@@ -281,29 +277,6 @@ def test_a_model_of_equinox_agrees_with_jax():
 
     trace = agrees(loss, arrays, f32(3, 4))
     assert {"arrays.layers[0].weight", "arrays.layers[2].bias"} <= argument_names(trace)
-
-
-def inspected(fun, *args, **kwargs):
-    """What the magic makes of the call: its callee, the trace, and what it says of them."""
-    callee = called(fun, args, kwargs)
-    trace = traced(callee, None)
-    return trace, prepared(callee, trace, Options(), {}).title
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_equinox_agrees_with_jax():
-    eqx = library("equinox")
-    arrays, static = eqx.partition(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0)), eqx.is_array)
-
-    def loss(arrays, x):
-        model = eqx.combine(arrays, static)
-        checked = eqx.filter_checkpoint(model, policy=jax.checkpoint_policies.dots_saveable)
-        return jax.vmap(lambda x: checked(checked(x)))(x).sum()
-
-    trace = agrees(loss, arrays, f32(3, 4))
-    assert sum(site.times for site in trace.engine.sites) == 2
-    assert {site.policy for site in trace.engine.sites} == {"dots_saveable"}
-    assert {Path(site.source.file) for site in trace.engine.sites} == {Path(__file__)}
 
 
 @pytest.mark.slow
@@ -575,39 +548,6 @@ def _is_of_the_loss(trace, name, changed, differentiated):
     made = collections.Counter(row.type for row in trace.report().residuals if row.kind == "intermediate")
     assert made == expected
     assert trace.step is not None
-
-
-@pytest.mark.slow
-def test_a_training_step_of_optax():
-    optax = library("optax")
-    optimizer = optax.adamw(1e-3)
-
-    def loss(params, batch, rate):
-        x, y = batch
-        for w in params:
-            x = jnp.tanh(x @ w)
-        return ((x - y) ** 2).mean() * rate, {"mean": x.mean(), "of": "the last layer"}
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def train_step(state, batch):
-        params, optimizer_state = state
-        (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, 0.5)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-        return (optax.apply_updates(params, updates), optimizer_state), value
-
-    params = [some(f32(8, 8)), some(f32(8, 8))]
-    batch = (some(f32(4, 8)), some(f32(4, 8)))
-    trace = rm.trace(train_step, (params, optimizer.init(params)), batch)
-    _is_of_the_loss(trace, "loss", lambda p: loss(p, batch, 0.5)[0], [params])
-    assert trace.signature == "loss(params: 2 leaves 512 B, batch: 2 leaves 256 B, rate=0.5) -> f32[]"
-    # adamw holds two numbers for each parameter, and a counter; donated, they are written over by the new ones.
-    kept = rm.trace(train_step.__wrapped__, (params, optimizer.init(params)), batch).step
-    assert kept.optimizer_bytes == 2 * kept.parameter_bytes + 4 == 2 * 512 + 4
-    assert trace.step.output_bytes + trace.step.optimizer_bytes >= 2 * 512
-    under = trace.function("nothing_saveable")
-    fresh = lambda: jax.tree.map(jnp.array, (params, optimizer.init(params)))  # noqa: E731
-    one, other = under(fresh(), batch), train_step(fresh(), batch)
-    assert jax.tree.all(jax.tree.map(lambda a, b: jnp.allclose(a, b, atol=1e-6), one, other))
 
 
 def test_a_training_step_of_equinox():

@@ -203,19 +203,6 @@ def test_a_place_is_as_if_decorated(make, remat3):
     assert types_and_kinds(again.report()) == types_and_kinds(trace.report("dots_saveable", at="block"))
 
 
-@pytest.mark.parametrize("make", [jitted, *(pytest.param(make, marks=pytest.mark.slow) for make in (scanned, vmapped))])
-def test_the_function_computes_the_same(make):
-    bare = make(lambda function: function)
-    rng = np.random.default_rng(0)
-    values = [jnp.asarray(rng.standard_normal(arg.shape), "float32") for arg in CASES[make]]
-    function = rm.trace(bare, *CASES[make]).function("nothing_saveable", at="block")
-    expected = jax.jit(jax.grad(bare, (0, 1)))(*values)
-    for ours, own in zip(jax.jit(jax.grad(function, (0, 1)))(*values), expected, strict=True):
-        np.testing.assert_allclose(ours, own, rtol=1e-5, atol=1e-6)
-    for _ in range(2):  # and when it is called as it is, again and again
-        np.testing.assert_allclose(function(*values), bare(*values), rtol=1e-5)
-
-
 def test_the_function_finds_its_places_in_what_jax_has_kept_for_other_shapes():
     bare = scanned(lambda function: function)
     function = rm.trace(bare, WS, X).function("nothing_saveable", at="block")

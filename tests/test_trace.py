@@ -19,8 +19,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import remat_magic as rm
-from remat_magic.facts import cost
-from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.models import transformer
 from tests.programs import CHECKPOINTED, PROGRAMS, f32, in_turn
 
@@ -552,31 +550,6 @@ def test_an_operation_has_one_number_in_every_program(site):
 def test_the_programs_that_are_checkpointed_are_known():
     """So that tests of places try these at their sites, and no others in vain."""
     assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).engine.sites} == {*CHECKPOINTED}
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-def test_equal_layers_are_looked_at_once(monkeypatch, request, jitted):
-    """A layer is one body however often it is called: only the calls themselves are counted again."""
-    if not jitted:  # jax_remat3 gives each call a backward body of its own
-        request.getfixturevalue("remat2")
-    layer = jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w) @ w))
-    layer = jax.jit(layer) if jitted else layer
-    flatten, price = StraightLines._flatten, cost._equation_cost
-
-    def looked_at(layers):
-        flattened, priced = [], []
-        monkeypatch.setattr(StraightLines, "_flatten", lambda self, j: flattened.append(1) or flatten(self, j))
-        monkeypatch.setattr(cost, "_equation_cost", lambda *given: priced.append(1) or price(*given))
-
-        def loss(weights, x):
-            return functools.reduce(layer, weights, x).sum()
-
-        trace = rm.trace(loss, [f32(4, 4)] * layers, f32(2, 4))
-        trace.report("as_written")
-        top = sum(len(half.jaxpr.eqns) for half in (trace.forward("as_written"), trace.backward("as_written")))
-        return len(flattened), len(priced) - top
-
-    assert looked_at(3) == looked_at(9)
 
 
 LAYER = "import jax\nimport jax.numpy as jnp\n\n\n@jax.checkpoint\ndef layer(x):\n    return jnp.sin(x)  # {}\n"

@@ -71,19 +71,3 @@ def test_what_is_not_known_is_said():
     html = timeline_html(timeline(), compiled=compiled(timeline=replace(xla_memory(), unknown=3), effort="quick"))
     assert "The sizes of 3 buffers are not known." in html
     assert "compiled quickly" in html
-
-
-def test_labels_stand_apart():
-    """What the line is stands below the names of the passes, at the right."""
-    picture = ET.fromstring(timeline_svg(timeline(), compiled=compiled()))
-    boxes = []
-    for label in picture.iter(f"{SVG}text"):
-        if not label.text:
-            continue
-        wide = 6.16 * len(label.text)
-        x, y = float(label.get("x")), float(label.get("y"))
-        start = {"start": x, "middle": x - wide / 2, "end": x - wide}[label.get("text-anchor", "start")]
-        boxes.append((start, y - 10, start + wide, y + 3, label.text))
-    for i, a in enumerate(boxes):
-        for b in boxes[:i]:
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)

@@ -435,23 +435,6 @@ def test_prefetching_stops_where_it_would_be_felt(browser, monkeypatch):
     assert len(trace.reports) == 1
 
 
-def test_prefetching_gives_way_to_the_reader(widget):
-    locked, done = threading.Event(), threading.Event()
-
-    def hold():
-        with widget._live.trace.lock:
-            locked.set()
-            done.wait(600)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    locked.wait(600)
-    assert widget.prefetch() is True  # later, perhaps
-    assert widget._live.trace.reports == {}
-    done.set()
-    thread.join()
-
-
 def test_prefetching_skips_what_fails(browser):
     widget = RematWidget(FakeTrace(failing=("none",)))
     while widget.prefetch():
@@ -520,18 +503,6 @@ def test_a_cell_that_runs_again_closes_its_widgets():
     assert not kept._live.closed
     idle.stop()
     assert shell.events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
-
-
-def test_what_must_not_run_in_a_cell_waits_for_its_end():
-    shell, done = FakeShell(), []
-    idle = IdleTime(shell)
-    shell.before("one")
-    assert idle.soon(lambda: done.append("later")) is True
-    assert done == []
-    shell.after()
-    assert done == ["later"]
-    assert idle.soon(lambda: done.append("now")) is False
-    assert done == ["later", "now"]
 
 
 class Prefetching:
