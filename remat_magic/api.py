@@ -539,7 +539,6 @@ class Trace:
         at: str | None = None,
         *,
         device: str | Device | None = None,
-        by: Literal["flops", "seconds"] = "flops",
         namespace: Mapping[str, Any] | None = None,
     ) -> Listed[WhatIf]:
         """What changes if one residual is recomputed instead, or one recomputed value is saved.
@@ -551,7 +550,6 @@ class Trace:
             at: as for ``plan``.
             device: whose seconds are estimated, and as on which the choice is: a ``Device`` or its name. Default: the
                 one that JAX runs on, if it is known, and the choice as on its CPU.
-            by: what ranks: ``"flops"`` or ``"seconds"``. Default: ``"flops"``.
 
         Raises:
             RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
@@ -559,7 +557,7 @@ class Trace:
         """
         from remat_magic.planning.what_if import what_if
 
-        return what_if(self.facts, policy, at, device=device, by=by, namespace=namespace)
+        return what_if(self.facts, policy, at, device=device, namespace=namespace)
 
     # ------------------------------------------------------------------------------------------------ advice and edits
 

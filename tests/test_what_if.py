@@ -65,12 +65,9 @@ def test_policies_of_ones_own_can_be_asked_what_if():
     by_name = trace.what_if("mine", "function", device="H100 SXM", namespace={"mine": products})
     theirs = trace.what_if("dots_saveable", "function", device="H100 SXM")
     for mine in (rows, by_name):
-        # Only the plan can be looked up in another session, and that is what they are compared with.
-        assert all(isinstance(row.against, Plan) for row in mine)
         assert [(row.change, row.value, row.saved_bytes, row.recomputed_flops) for row in mine] == [
             (row.change, row.value, row.saved_bytes, row.recomputed_flops) for row in theirs
         ]
-        assert all(is_what_jax_does(trace, "function", row) for row in mine)
 
 
 def test_sites_keep_what_they_are_written_to_keep():
@@ -110,7 +107,6 @@ def test_a_row_promises_what_its_click_does_to_what_is_shown(name):
 @pytest.mark.parametrize(
     ("options", "mend"),
     [
-        ({"by": "size"}, "choose 'flops' or 'seconds'"),
         ({"device": "abacus"}, "known are"),
         ({"at": "layer"}, "no checkpoint site"),
         ({"policy": "everything"}, "is not a policy"),

@@ -12,7 +12,7 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.editing.names import NameOption, body_start, suggested
-from remat_magic.editing.retracing import NewWrapper, unwritable
+from remat_magic.editing.retracing import NewWrapper
 from remat_magic.editing.source import ParsedText, TextChanges, literal
 from remat_magic.editing.user_code import UserCode
 from remat_magic.facts.facts import Facts
@@ -113,15 +113,8 @@ class EditedTexts:
         return tuple(changes.file_edit() for changes, _ in self._edited.values() if changes)
 
     def trees(self) -> dict[str, ast.Module]:
-        """What Python makes of it; after ``files``.
-
-        Raises:
-            RematError: it is no Python.
-        """
-        try:
-            return {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
-        except SyntaxError as error:
-            raise unwritable(error) from error
+        """What Python makes of it; after ``files``."""
+        return {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
 
     def name(self, option: NameOption) -> EditedName:
         """Write the name that an option stands for, unless it is there already."""

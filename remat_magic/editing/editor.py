@@ -191,21 +191,14 @@ class _Editor:
         for part in _parts(plan):
             code = part.code or ("" if part.names else self._facts.report(part.policy, part.at).code)
             by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
-            if self._is_of_haiku(part.at):
-                yield f"at {part.at!r} haiku's own checkpoint is needed, which no edit writes: {by_hand}"
-            elif _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
+            if _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
                 yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
-
-    def _is_of_haiku(self, at: str) -> bool:
-        place = self._engine.place(at)
-        return place is not None and place.callee.library == "haiku"
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
         """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""
         parts, policies = _parts(plan), dict[str, set[str]]()
         for part in parts:
-            whole = "function" if self._is_of_haiku(part.at) else _whole_function(part.at)
-            policies.setdefault(whole, set()).add(part.policy)
+            policies.setdefault(_whole_function(part.at), set()).add(part.policy)
         if any(len(kinds - {"none"}) > 1 for kinds in policies.values()):  # a function has two policies
             return None
         at = {whole: max(kinds, key=lambda policy: policy != "none") for whole, kinds in policies.items()}
@@ -259,9 +252,10 @@ class _Editor:
             return ways_of_function(self._code, self._engine)
         ways = ways_at(self._code, self._engine, plan.at)
         if not ways:
+            by_hand = f", as in `{plan.code}`" if plan.code else ""
             raise RematError(
-                f"no edit writes a checkpoint at {plan.at!r}, which a library defines or calls: choose a function or a "
-                f"class of your own, or write it by hand{f', as in `{plan.code}`' if plan.code else ''}."
+                f"no edit writes a checkpoint at {plan.at!r}, which a library defines or calls, or is haiku's: choose "
+                f"a function or a class of your own, or write it by hand{by_hand}."
             )
         return ways
 
@@ -294,11 +288,11 @@ class _Editor:
                 kept = tuple(dict.fromkeys(name.name for name in names))
                 checkpoints.write(part, kept, self._sites(part.at), places, way)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
-        expected, trees = self._facts.report(plan if plan.names else plan.policy, plan.at), texts.trees()
+        expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
-            there, traced = self._retraces.of(trees, {}, texts.wrappers)
+            there, traced = self._retraces.of(texts.trees(), {}, texts.wrappers)
             peak_bytes = there.on(_peak_device(plan)).report("as_written").peak_bytes
-        except RematError as error:
+        except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, traced)
         is_at_calls = any(way.calls for _, way in parts)  # which may call other functions, too

@@ -29,7 +29,7 @@ from remat_magic.libraries import modules_as_they_were
 from remat_magic.records import RematError, Report, Residual, Site
 from remat_magic.user_files import STAND_IN
 
-__all__ = ["NewWrapper", "Retraces", "differences", "unwritable"]
+__all__ = ["NewWrapper", "Retraces", "differences"]
 
 _one_at_a_time = threading.RLock()
 
@@ -84,11 +84,6 @@ def _as_edited(
                     vars(function).pop("__signature__", None)
 
 
-def unwritable(error: SyntaxError) -> RematError:
-    """What to say of an edited text that is no Python."""
-    return RematError(f"the edit that was tried is no Python there ({error.msg}): write the checkpoint by hand.")
-
-
 class _Edited:
     def __init__(self, code: UserCode, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> None:
         self._code, self._trees = code, trees
@@ -100,7 +95,7 @@ class _Edited:
             try:
                 compiled = compile(tree, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             except SyntaxError as error:
-                raise unwritable(error) from error
+                raise RematError(f"the edit that was tried is no Python there ({error.msg}).") from error
             functions = functions_of(tree)
             self._codes[file] = {number_of(functions, inner): inner for inner in code_objects(compiled)}
 

@@ -176,14 +176,8 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         )
     compiled = "".join(lines)
     tree, contents = parse_source(compiled), {_content(code): code for code in codes_of(file, lines)}
-    if tree is None or not contents:
+    if tree is None or not {_content(code) for code in codes} <= contents.keys():
         raise RematError(f"{source_name} has changed since it was run: run it again, and trace the function anew.")
-    for code in codes:
-        if _content(code) not in contents:
-            raise RematError(
-                f"{source_name} is no longer what {code.co_name} was compiled from: load it again, and trace the "
-                "function anew."
-            )
     written, shift = as_typed(cell, compiled)
     text = ParsedText(file, cell, written, compiled, shift, tree)
     for code in {*codes, *contents.values()}:

@@ -30,15 +30,10 @@ def what_if(
     at: str | None = None,
     *,
     device: str | devices.Device | None = None,
-    by: str = "flops",
     namespace: Mapping[str, Any] | None = None,
 ) -> Listed[WhatIf]:
     """``Trace.what_if``, worked out on the graph that plans are made on, all in one go."""
-    if by not in ("flops", "seconds"):
-        raise RematError(f"by={by!r} is nothing to rank by: choose 'flops' or 'seconds'.")
     chosen = devices.default() if device is None else devices.get(device)
-    if by == "seconds" and chosen is None:
-        raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
     facts = facts if device is None else facts.on(chosen)
     if isinstance(policy, Plan):
         at = policy.at
@@ -54,10 +49,9 @@ def what_if(
     base = choices.graph.run(names)
     rows = _Rows(choices, names, base, picoseconds, report)
     against = policy if isinstance(policy, Plan) else report.policy
-    own = not (isinstance(policy, Plan) or _is_key(facts, report.policy))
-    nearest, same = report, _figures(base) == _figures(report)
-    if not same or own:
-        # What the policy keeps no choice of names does, or only its object stands for it: start from the nearest.
+    nearest = report
+    if _figures(base) != _figures(report):
+        # What the policy keeps no choice of names does: start from the nearest.
         by_value = rows.plan(base, ", by value", ", by value") if base.used else "nothing_saveable"
         nearest = facts.report(by_value, None if isinstance(by_value, Plan) else choices.at)
         if _figures(nearest) != _figures(base):
@@ -65,22 +59,20 @@ def what_if(
                 f"JAX saves or recomputes otherwise at {choices.at!r} than is reckoned for {report.policy}, so that "
                 "the effect of single values is not known: choose at='sites', or one site."
             )
-        against = by_value if own and same else against
     # What is told is of the report that is shown, which the nearest choice of names may differ from by itself.
     aside = objective.of(nearest) - objective.of(report) if chosen is not None else 0.0
     changes = [rows.row(name, chosen, against, aside) for name in rows.names]
-    return Listed(sorted((row for row in changes if not row.loses), key=lambda row: _rank(row, by)))
+    return Listed(sorted((row for row in changes if not row.loses), key=_rank))
 
 
 def _figures(of: Run | Report) -> tuple[int, int]:
     return of.saved_bytes, of.recomputed_flops
 
 
-def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
-    worth = row.flops_per_byte if by == "flops" or row.seconds_per_byte is None else row.seconds_per_byte
-    if row.change == "save":
-        return 0, -worth, -abs(row.saved_bytes), row.value.key
-    return 1, worth, -abs(row.saved_bytes), row.value.key
+def _rank(row: WhatIf) -> tuple[int, float, int, str]:
+    saves = row.change == "save"
+    worth = -row.flops_per_byte if saves else row.flops_per_byte
+    return 0 if saves else 1, worth, -abs(row.saved_bytes), row.value.key
 
 
 def _names_saved(
@@ -94,15 +86,6 @@ def _names_saved(
     facts = choices.facts
     resolved = resolve(policy, facts.engine.names, namespace, facts.engine.function_name)
     return saved_by(facts, choices.parts, resolved)
-
-
-def _is_key(facts: Facts, key: str) -> bool:
-    """Whether a policy's key says by itself which it is, and not by a name in the user's program."""
-    try:
-        resolve(key, facts.engine.names, None, facts.engine.function_name)
-    except RematError:
-        return False
-    return True
 
 
 class _Rows:

@@ -79,11 +79,6 @@ class WhatIf:
         """The FLOPs that each byte of the value spares: infinite where it takes none."""
         return _ratio(-self.recomputed_flops, self.saved_bytes)
 
-    @property
-    def seconds_per_byte(self) -> float | None:
-        """The seconds that each byte of the value spares, by estimate: infinite where it takes none."""
-        return None if self.seconds is None else _ratio(-self.seconds, self.saved_bytes)
-
 
 def _ratio(spared_flops: float, saved_bytes: int) -> float:
     """Spared for each byte taken, of a change or of its reverse."""
