@@ -13,8 +13,6 @@ import errno
 import functools
 import gc
 import importlib
-import inspect
-import io
 import logging
 import os
 import pkgutil
@@ -37,9 +35,8 @@ import remat_magic as rm
 from remat_magic._jax import caches
 from remat_magic.engine import halves, retraces, watching
 from remat_magic.measuring import measure as measuring
-from remat_magic.records import RematError, base
+from remat_magic.records import RematError
 from remat_magic.widget import RematWidget
-from remat_magic.widget import widget as widget_module
 from remat_magic.widget.worker import Worker
 from tests.programs import f32, some_of
 from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views, workers_of  # noqa: F401 - fixtures
@@ -449,36 +446,20 @@ def test_memory_runs_out_while_compiling(error, monkeypatch):
     check_trace(trace)
 
 
-@pytest.mark.parametrize("fails", ["write", "replace"])
-def test_the_disk_is_full(fails, tmp_path, monkeypatch):
+def test_the_disk_is_full(tmp_path, monkeypatch):
     """One sentence of the system's, and no half file: neither the plan, nor what was to become it."""
     plan = rm.trace(loss, *SHAPES).plan(0.8, "sites")
     path = tmp_path / "plan.json"
     plan.save(path)
     before = path.read_bytes()
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    class Full(io.StringIO):
-        """A file that takes a little and then no more."""
-
-        def write(self, text):
-            if fails == "write":
-                raise full
-            return super().write(text)
-
-    def open_full(name, *args, **kwargs):
-        open(name, "w").close()
-        return Full()
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        if fails == "replace":
-            patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(full))
-        else:
-            patch.setattr(base, "open", open_full, raising=False)
-        with pytest.raises(RematError) as raised:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(RematError, match="No space left"):
             plan.save(path)
-    assert "\n" not in str(raised.value)
-    assert "No space left" in str(raised.value)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
@@ -496,17 +477,6 @@ def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
             trace.report("none", "sites")
     assert trace.report("none", "sites").complete
     assert not trace.report("none", "sites").backward_error
-
-
-def test_an_interrupted_trace_asks_jax_under_another_number():
-    """An entry of JAX's caches that was begun and not ended is never asked for again."""
-    trace = rm.trace(loss, *SHAPES)
-    before = trace.engine.primal._generation.number
-    with contextlib.suppress(KeyboardInterrupt), trace.engine.primal.tracing():
-        assert config.jax_xla_profile_version.value == before
-        raise KeyboardInterrupt
-    with trace.engine.primal.tracing():
-        assert config.jax_xla_profile_version.value != before
 
 
 # ------------------------------------------------------------------------------------------ threads
@@ -533,16 +503,6 @@ def test_one_trace_from_eight_threads():
         assert len(reports) == 24
         assert all(report is reports[0] for report in reports)  # made once
         assert reports[0] == _undisturbed().get(key, reports[0])
-    assert gc.isenabled()
-
-
-def test_the_collector_is_off_until_the_last_retrace_has_ended():
-    first, second = halves.without_gc(), halves.without_gc()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not gc.isenabled()
-    second.__exit__(None, None, None)
     assert gc.isenabled()
 
 
@@ -593,19 +553,6 @@ def test_a_request_that_fails_leaves_the_thread_to_the_next(caplog):
     assert done == ["good"]
     assert worker._thread is None
     assert "a request of the browser failed" in caplog.text
-
-
-def test_no_thread_to_be_had(monkeypatch):
-    """As in a container at its limit: said once, and tried again with the next request."""
-    done = []
-    worker = Worker(done.append)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no thread")))
-        with pytest.raises(RuntimeError):
-            worker.post("one")
-    worker.post("two")
-    worker.join()
-    assert done == ["two"]
 
 
 def test_a_browser_that_sends_nonsense(browser):  # noqa: F811
@@ -661,23 +608,6 @@ def test_a_cell_that_raises_leaves_all_as_it_was(cells):
     assert float(cells.ns["y"]) == pytest.approx(3 * np.sin(1))
 
 
-def test_an_action_that_raises_between_cells_does_not_lose_the_others(shell):
-    from remat_magic.widget.idle import IdleTime
-
-    done = []
-    idle = IdleTime(shell)
-    idle._before()
-    idle.soon(lambda: 1 / 0)
-    idle.soon(lambda: done.append("second"))
-    with pytest.raises(ZeroDivisionError):
-        idle._after()
-    assert done == []
-    idle._before()
-    idle._after()
-    assert done == ["second"]
-    idle.stop()
-
-
 def test_the_moments_are_those_of_the_package():
     """The counting itself: without it all of the above would pass."""
     moments = Moments()
@@ -685,9 +615,6 @@ def test_the_moments_are_those_of_the_package():
         rm.trace(loss, *SHAPES).report()
     assert moments.count > 100
     assert not hasattr(rm.trace, "__wrapped__")
-    assert inspect.isfunction(sys.modules["remat_magic.api"].trace)
-    assert widget_module.RematWidget is RematWidget
-    assert FakeComm is not None
 
 
 def test_a_page_that_asks_for_a_subshell_of_the_kernel_before(monkeypatch):

@@ -322,16 +322,6 @@ def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
             parity(trace, under, arrays, {}, policy)
 
 
-@pytest.mark.slow
-def test_a_sparse_matrix_is_an_argument_like_others(remat3):
-    sparse = pytest.importorskip("jax.experimental.sparse")
-    matrix = sparse.BCOO.fromdense(jnp.eye(4))
-    report = rm.trace(lambda m, x: jnp.sin(m @ jnp.sin(x)).sum(), matrix, jnp.ones(4)).report()
-    assert report.complete
-    assert not report.backward_error
-    assert report.wrt
-
-
 class Model:
     def __init__(self):
         self.w = jnp.ones((4, 4))
@@ -393,20 +383,6 @@ def test_integer_arguments_have_float0_gradients(remat3):
     assert gradient[1].dtype == jax.dtypes.float0
     # And such a gradient may itself be an argument.
     assert rm.trace(lambda x, zero: jnp.sin(x).sum(), x, gradient[1]).report().wrt == ("x",)
-
-
-def test_arguments_may_be_in_host_memory(remat3):
-    device = jax.devices()[0]
-    spaces = {memory.kind for memory in device.addressable_memories()}
-    if "pinned_host" not in spaces:
-        pytest.skip("this device has no host memory of its own")
-    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-    x = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=sharding)
-    try:
-        trace = rm.trace(lambda x: jnp.sin(jax.device_put(x, jax.memory.Space.Device)).sum(), x)
-    except AttributeError:
-        pytest.skip("this JAX has no jax.memory")
-    assert trace.report().residuals
 
 
 def spectrum(w, x):

@@ -275,8 +275,3 @@ def test_an_elementwise_function_is_limited_by_memory():
 def test_no_backward_pass_is_not_complete():
     fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
     assert not times(rm.trace(fun, S(3)).report(), ROUND).complete
-
-
-def test_an_unknown_device_is_refused():
-    with pytest.raises(rm.RematError, match="No device is called 'H1000'"):
-        times(report(), "H1000")

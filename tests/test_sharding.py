@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
-from remat_magic import _jax
 from remat_magic._jax import simulated
 from remat_magic.views.display import text
 from remat_magic.views.html import report_html
@@ -293,18 +292,15 @@ def nested(check):
     return lambda w, x: (whole(w, x) ** 2).sum()
 
 
-def pmapped():
-    return lambda w, x: (jax.pmap(body, in_axes=(None, 0))(w, x) ** 2).sum()
-
-
 def saved_by_jax(fun, *args):
     """The bytes of what JAX itself saves that is no argument, of one of eight devices."""
     saved = saved_residuals(fun, *args)
     return sum(4 * math.prod(aval.shape) // 8 for aval, source in saved if "argument" not in source)
 
 
-def chosen_within(loss, *args):
+def test_values_in_a_nested_shard_map_are_chosen_among():
     """Plans and what-if choose among what a device computes in its part, and JAX saves that and no more."""
+    loss, args = nested(False), (whole((WIDTH, WIDTH)), whole((BATCH, WIDTH)))
     trace = rm.trace(loss, *args)
     share = BATCH // 8 * WIDTH * 4
     for count, expected in ((1, ["dot_general"]), (2, ["dot_general"] * 2), (3, ["dot_general", "sin", "dot_general"])):
@@ -319,17 +315,6 @@ def chosen_within(loss, *args):
     assert sorted(row.value.primitive for row in rows) == ["dot_general", "dot_general", "sin"]
     for row in rows:
         assert row.saved_bytes == share == saved_by_jax(trace.function(row.plan, "function"), *args)
-
-
-def test_values_in_a_nested_shard_map_are_chosen_among():
-    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
-    chosen_within(nested(False), w, x)
-
-
-@eight
-@pytest.mark.slow
-def test_values_in_a_pmap_are_chosen_among():
-    chosen_within(pmapped(), jnp.ones((WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))
 
 
 def test_a_nested_shard_map_that_jax_cannot_compile_is_refused():
@@ -450,24 +435,35 @@ def test_a_step_on_an_automatic_mesh_is_one_devices():
     assert trace.step.peak_bytes == pytest.approx(measured.total_bytes - measured.alias_bytes, rel=0.4)
 
 
-@eight
-@pytest.mark.slow
-def test_shardings_that_the_program_asks_for_are_heard():
-    mesh = on_automatic(8)
-    loss = plain_model(False)
+def heard(mesh):
+    """By a program that asks for it, of an argument or of what it computes."""
+    loss, spread = plain_model(False), NamedSharding(mesh, P("data"))
     w, x = [(whole((WIDTH, HIDDEN)), whole((HIDDEN, WIDTH)))], whole((BATCH, WIDTH))
-    spread = NamedSharding(mesh, P("data"))
     for function in (
         lambda w, x: loss(w, lax.with_sharding_constraint(x, spread)),
         jax.jit(loss, in_shardings=(None, spread)),
     ):
         report = rm.trace(function, w, x).report("none", "function")
-        assert (report.devices, report.per_device) == (8, True)
+        assert (report.devices, report.per_device) == (mesh.size, True)
         hidden = [row for row in report.residuals if row.shape == (BATCH, HIDDEN)]
-        assert {row.shard_shape for row in hidden} == {(BATCH // 8, HIDDEN)}
+        assert {row.shard_shape for row in hidden} == {(BATCH // mesh.size, HIDDEN)}
         assert {row.sharding for row in hidden} == {f"f32[{BATCH}@data,{HIDDEN}]"}
-    nothing = rm.trace(loss, [(whole((WIDTH, HIDDEN), P(), mesh), whole((HIDDEN, WIDTH), P(), mesh))], x).report()
+
+
+@eight
+@pytest.mark.slow
+def test_shardings_that_the_program_asks_for_are_heard():
+    mesh = on_automatic(8)
+    heard(mesh)
+    w = [(whole((WIDTH, HIDDEN), P(), mesh), whole((HIDDEN, WIDTH), P(), mesh))]
+    nothing = rm.trace(plain_model(False), w, whole((BATCH, WIDTH))).report()
     assert (nothing.devices, nothing.per_device) == (1, True)  # nothing is shared out
+
+
+@pytest.mark.slow
+def test_those_over_a_mesh_that_is_not_here_are_heard():
+    """Eight times as many devices as can be simulated by the settings of this process, whatever they are."""
+    heard(automatic(64))
 
 
 @eight
@@ -525,22 +521,6 @@ def test_an_automatic_mesh_that_is_not_here_is_asked_about_as_one_that_is(name, 
     assert [getattr(there, figure) for figure in figures] == [getattr(here, figure) for figure in figures]
 
 
-@pytest.mark.slow
-def test_what_asks_for_shardings_over_a_mesh_that_is_not_here_is_heard():
-    """Eight times as many devices as can be simulated by the settings of this process, whatever they are."""
-    spread = NamedSharding(automatic(64), P("data"))
-    w, x = [(whole((WIDTH, HIDDEN)), whole((HIDDEN, WIDTH)))], whole((BATCH, WIDTH))
-    loss = plain_model(False)
-    for function in (
-        lambda w, x: loss(w, lax.with_sharding_constraint(x, spread)),
-        jax.jit(loss, in_shardings=(None, spread)),
-    ):
-        report = rm.trace(function, w, x).report("none", "function")
-        assert (report.devices, report.per_device) == (64, True)
-        hidden = [row for row in report.residuals if row.shape == (BATCH, HIDDEN)]
-        assert {row.shard_shape for row in hidden} == {(1, HIDDEN)}
-
-
 def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
     """Of a mesh with more devices than are simulated, and of a program that is too large."""
     loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
@@ -551,34 +531,6 @@ def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------- communication
-
-
-def told(measured):
-    return {each.kind: (each.runs, each.bytes) for each in measured.collectives}
-
-
-@eight
-def test_what_devices_tell_each_other_is_counted():
-    """Of each operation as many results as are written here, in a loop three times, each with its own shape's bytes."""
-    mesh = on_automatic(8)
-    w, x = whole((WIDTH, WIDTH), P(), mesh), whole((BATCH, WIDTH), P("data"), mesh)
-
-    def part(w, x):
-        def turn(x, _):
-            every = lax.all_gather(x @ w, "data")
-            return jnp.sin(lax.ppermute(every.sum(0), "data", [(i, (i + 1) % 8) for i in range(8)])), None
-
-        x, _ = lax.scan(turn, x, None, 3)
-        return lax.psum(x.sum(), "data")
-
-    fun = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
-    share = BATCH // 8 * WIDTH * 4
-    compiled = jax.jit(fun).lower(w, x).compile()
-    assert _jax.xla_counts(_jax.modules_of(compiled.runtime_executable().hlo_modules())).collectives == {
-        "all-gather": (3, 3 * 8 * share),
-        "collective-permute": (3, 3 * share),
-        "all-reduce": (1, 4),
-    }
 
 
 @pytest.mark.slow
