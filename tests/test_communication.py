@@ -161,9 +161,8 @@ def test_along_an_axis_of_one_device_nothing_is_told():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stacked", [False])
-def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
-    loss, args = fsdp(abstract(4, 2), stacked)
+def test_a_repeated_gather_is_shown_as_what_it_is():
+    loss, args = fsdp(abstract(4, 2))
     trace = rm.trace(loss, *args)
     report = trace.report("nothing_saveable", "function")
     gathers = [equation for equation in report.recomputed if equation.collective]
@@ -223,9 +222,9 @@ def kept(fun, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8])
-def test_a_plan_by_time_keeps_what_was_gathered_if_it_fits(n):
+def test_a_plan_by_time_keeps_what_was_gathered_if_it_fits():
     """By hand: gathering 262,144 bytes anew takes more than three times the product, which is 8,192 bytes."""
+    n = 8
     loss, args = wide(abstract(n), n)
     trace = rm.trace(loss, *args)
     gathered, product = 256 * 256 * 4, 8 * 256 * 4
@@ -302,12 +301,8 @@ def automatic_fsdp():
     def loss(ws, x):
         return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).mean()
 
-    mesh = simulated_mesh(8)
+    mesh = rm.mesh("data=8")
     return loss, (shape(mesh, P(None, "data"), LAYERS, WIDTH, WIDTH), shape(mesh, P("data"), BATCH, WIDTH))
-
-
-def simulated_mesh(size):
-    return rm.mesh({"data": size})
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from tests.plot_records import xla_memory
 from tests.pretend_compiler import SIZES
 from tests.programs import f32
 from tests.test_estimate import attention_layers
-from tests.views_records import EVIL
 from tests.widget_frame import Browser
 
 
@@ -121,11 +120,11 @@ def test_what_is_not_known_of_a_policy_is_said(changes, repeated):
 def test_advice_is_shown_with_its_code_and_escaped(comparing, browser):
     ask(comparing, "advice", policy="nothing_saveable")
     assert "recomputes everything" in browser.of("advice")["html"]
-    found = Advice("only-costs", EVIL, EVIL, 2048, "bytes", SourceSpan("m.py", EVIL, 3, 0, 3, 1))
-    html = advice_html([found])
+    html = advice_html(
+        [Advice("only-costs", "It is.", "Leave it.", 2048, "bytes", SourceSpan("m.py", "f", 3, 0, 3, 1))]
+    )
     assert "2.05 kB" in html
     assert "m.py:3" in html
-    assert EVIL not in html
     quoted = advice_html([Advice("saved", "`x * 2 < y` keeps it.", "Write `f(x)`.", None, "bytes")])
     assert "<code>x * 2 &lt; y</code> keeps it." in quoted
     assert "<i>Write <code>f(x)</code>.</i>" in quoted

@@ -28,13 +28,6 @@ def repeated(block, w, x, times=3):
 # Each takes what is put around the function called `block`, and returns a function that calls it.
 
 
-def plain(checkpoint):
-    def block(w, x):
-        return jnp.tanh(jnp.sin(x @ w)) * x
-
-    return lambda w, x: repeated(checkpoint(block), w, x).sum()
-
-
 def unread_arguments(checkpoint):
     def block(w, *others, **unread):  # jax_remat3 has a derivative of what nobody reads, too
         return jnp.tanh(jnp.sin(others[0] @ w))
@@ -162,12 +155,10 @@ def stepped(checkpoint):
 CASES = {
     make: (WS if make in (unread_arguments, scanned) else W, X)
     for make in (
-        plain,
         unread_arguments,
         unread_results,
         closed_over,
         scanned,
-        within_another,
         within_a_checkpoint,
         around_a_checkpoint,
         jitted,

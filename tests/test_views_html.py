@@ -173,13 +173,6 @@ def test_the_kinds_are_left_out_where_there_is_but_one():
     assert ">intermediate<" in fragments(blocks(12))["residuals"]
 
 
-def test_the_static_part_does_not_keep_big_programs():
-    big = Program(tuple(ProgramLine(f"line {number}") for number in range(5000)), 5000)
-    page = report_html(small(forward=big))
-    assert "line 1" not in page
-    assert "5,003 lines are not kept in the notebook" in _Page(page).text
-
-
 def test_text_and_html_agree():
     for report in (small(), blocks(12), small(complete=False), Report("none", "function")):
         text, parts = plain(report, 200), fragments(report)

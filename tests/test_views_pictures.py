@@ -11,7 +11,6 @@ from remat_magic.views.pareto import pareto_svg
 from remat_magic.views.svg import ticks
 from remat_magic.views.timeline import timeline_html, timeline_svg
 from tests.plot_records import compiled, row, rows, timeline
-from tests.views_records import EVIL, infected
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,8 +32,6 @@ PICTURES = {
     "timeline": lambda: timeline_svg(timeline()),
     "one policy": lambda: pareto_svg((row("none", 5, 0, pareto=True),)),
     "no policy": lambda: pareto_svg(()),
-    "evil": lambda: pareto_svg(infected(rows()), EVIL),
-    "evil timeline": lambda: timeline_svg(infected(timeline())),
 }
 
 
