@@ -568,6 +568,13 @@ VALUES = {
         lambda value: value.output is None,
         "        '''One.'''\n        c = checkpoint_name(c, \"c\")\n",
     ),
+    "one of two calls of a helper": (
+        "def dense(w, x):\n    return x @ w\n\ndef f(w, x):\n    q = dense(w, x)\n    k = dense(w, jnp.sin(q))\n"
+        "    return jnp.sin(k).sum()\n",
+        SQUARE,
+        lambda value: value.eqn.primitive.name == "dot_general",
+        '    q = checkpoint_name(dense(w, x), "q")\n    k = dense(w, jnp.sin(q))\n',
+    ),
     "one of several variables of an assignment": (
         "def f(w, x):\n    a, b = jnp.split(x @ w, [3])\n    return (a * a).sum() + b.sum()\n",
         SQUARE,
@@ -588,24 +595,6 @@ def test_just_the_value_that_is_wanted_is_named(module, name):
         dataclasses.replace(plan, status="", names=(PlannedValue(key, 1),), fingerprint=naming.fingerprint)
     )
     assert line in edit.apply_text()
-    assert edit.verified
-
-
-def test_where_a_helper_is_called_twice_the_call_is_named_that_is_wanted(module):
-    made = module(
-        """
-        def dense(w, x):
-            return x @ w
-
-        def f(w, x):
-            q = dense(w, x)
-            k = dense(w, jnp.sin(q))
-            return jnp.sin(k).sum()
-        """
-    )
-    trace = rm.trace(made.f, *SQUARE)
-    edit = trace.edit(trace.plan(16))
-    assert [name.name for name in edit.names] in (["q"], ["k"])
     assert edit.verified
 
 
@@ -789,7 +778,6 @@ def f(ws, x):
 # A text, a place, what the budget is of, a device, and how much of what there is to save it leaves.
 BUDGETS = {
     "steps of a loop, a TPU": (WITHIN_GELU, "step/4", "peak", "TPU v5e", 0.2),
-    "steps of a loop, a GPU": (WITHIN_GELU, "step/4", "peak", "H100 SXM", 0.2),
     "steps of a loop, saved": (WITHIN_GELU, "step/4", "saved", None, 0.5),
     "a function": (WITHIN_GELU, "step", "peak", "H100 SXM", 0.2),
     "a checkpoint that is not taken off": (LIBRARY, None, "peak", "H100 SXM", 1.1),
@@ -849,23 +837,6 @@ def test_a_checkpoint_of_several_places_is_written_for_all_of_them(module):
     assert f"x = jax.checkpoint(layer, {DOTS})(w, x)" in both.apply_text()
     with pytest.raises(RematError, match="of block, other together: choose one policy"):
         trace.edit("as_written", {"block": "none", "other": "dots_saveable"})
-
-
-def test_a_checkpoint_that_is_passed_on_is_not_taken_off(module):
-    made = module(
-        """
-        def f(w, x):
-            keep = jax.checkpoint
-            return keep(block)(w, keep(block)(w, x)).sum()
-
-        def block(w, x):
-            return jnp.sin(x @ w)
-        """
-    )
-    edit = rm.trace(made.f, *SQUARE).edit("none", "sites")
-    assert (edit.files, len(edit.unnamed)) == ((), 1)
-    assert edit.best.verified
-    assert edit.best.policy == "everything_saveable"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -981,6 +952,17 @@ def test_a_function_that_differs_from_trace_to_trace_is_refused(module):
         trace.edit(plan)
 
 
+def test_what_is_given_must_be_a_choice(module):
+    trace, plan = two_layers(module)
+    with pytest.raises(RematError, match="not of int"):
+        trace.edit(3)
+    with pytest.raises(RematError, match="the plan is for at='function'"):
+        trace.edit(plan, "sites")
+    fun, args = PROGRAMS["named_tanh"]
+    with pytest.raises(RematError, match="made for another program"):
+        rm.trace(fun, *args).edit(plan)
+
+
 def test_a_file_that_has_changed_is_refused(module):
     trace, plan = two_layers(module)
     path = Path(trace.engine.traced.__code__.co_filename)
@@ -993,17 +975,6 @@ def test_a_file_that_has_changed_is_refused(module):
     path.write_text("def (")
     with pytest.raises(RematError, match="has changed since it was run"):
         trace.edit(plan)
-
-
-def test_what_is_given_must_be_a_choice(module):
-    trace, plan = two_layers(module)
-    with pytest.raises(RematError, match="not of int"):
-        trace.edit(3)
-    with pytest.raises(RematError, match="the plan is for at='function'"):
-        trace.edit(plan, "sites")
-    fun, args = PROGRAMS["named_tanh"]
-    with pytest.raises(RematError, match="made for another program"):
-        rm.trace(fun, *args).edit(plan)
 
 
 # ------------------------------------------------------------------------------------------------------ no side effects

@@ -227,6 +227,10 @@ def test_what_to_write_is_right_as_it_stands(module, name, policy):  # noqa: F81
     for (path, old), (other, new) in zip(*leaves, strict=True):
         assert str(path) == str(other)
         np.testing.assert_array_equal(old, new)
+    if name == "a function in a module of linen":  # which groups of its calls are given, too
+        assert "nn.remat(group)  # group(self, ...): 2 of these" in trace.report(
+            "nothing_saveable", f"{at}/2"
+        ).code.replace(", policy=jax.checkpoint_policies.nothing_saveable", "")
     expected = answers(trace.report(policy or "nothing_saveable", at))
     assert answers(rm.trace(pasted.f, again, f32(2, 4)).report()) == expected
     if policy and whose != "haiku" and name not in ("a function in a module of linen", "a layer of linen"):
@@ -369,35 +373,6 @@ def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # n
             assert "; jax.checkpoint(group)  #" in site.code
     alone = module(text.replace("for w in ws:", "for w in ():").replace("SCANNED", scanned))
     assert "group" not in rm.trace(alone.f, [f32(4, 4)] * 8, f32(2, 4)).report("nothing_saveable", "block/2").code
-
-
-METHOD_IN_LINEN = """
-from flax import linen as nn
-
-class Layers:
-    def run(self, x):
-        return x + jnp.tanh(nn.Dense(4)(jnp.sin(x)))
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        layers = Layers()
-        for _ in range(4):
-            x = layers.run(x)
-        return x.sum()
-"""
-METHOD_IN_LINEN += APPLIED
-
-
-def test_what_calls_modules_of_linen_is_given_the_module_that_calls_it(module):  # noqa: F811
-    """Also a method of a class that is no module, and groups of its calls."""
-    library("flax.linen")
-    made = module(METHOD_IN_LINEN)
-    trace = rm.trace(made.f, made.made(), f32(2, 4))
-    of_method, of_group = (trace.report("dots_saveable", at).code for at in ("Layers.run", "Layers.run/2"))
-    policy = "policy=jax.checkpoint_policies.dots_saveable"
-    assert of_method.startswith(f"nn.remat(lambda module, *args: self.run(*args), {policy})  # given the module")
-    assert of_group.startswith(f"nn.remat(group, {policy})  # group(self, ...): 2 of these calls")
 
 
 def keeps(w, x, seen):
