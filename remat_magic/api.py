@@ -264,12 +264,6 @@ class Trace:
         """
         return self.facts.preview(policy, at, namespace)
 
-    def cached(
-        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
-    ) -> Report | None:
-        """The full report if it is already computed, else None; never traces."""
-        return self.facts.cached(policy, at, namespace)
-
     def timeline(
         self,
         policy: Policy = "as_written",
@@ -322,7 +316,7 @@ class Trace:
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
-        return self.engine.forward(policy, at)
+        return self.engine.half(self.engine.select(policy, at)).closed
 
     def backward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
@@ -330,7 +324,7 @@ class Trace:
         Raises:
             RematError: as ``report``, or the function has no backward half (a ``while_loop`` of unknown length).
         """
-        return self.engine.backward(policy, at)
+        return self.engine.backward_of(self.engine.select(policy, at))
 
     def function(
         self,

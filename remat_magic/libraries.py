@@ -24,7 +24,6 @@ __all__ = [
     "ModuleGradient",
     "applied_parameters",
     "applies_a_model",
-    "calls_linen",
     "checkpointed_by_linen",
     "checkpoints",
     "class_name_in_linen",
@@ -34,7 +33,7 @@ __all__ = [
     "is_gradient",
     "is_jitted",
     "is_layer",
-    "is_of_haiku",
+    "is_of",
     "is_trial_of_linen",
     "lifted",
     "loss_of_equinox",
@@ -44,8 +43,6 @@ __all__ = [
     "modules_as_they_were",
     "names_modules",
     "scan_in",
-    "transforms_by_haiku",
-    "uses_haiku",
     "vjp_of_nnx",
     "written_class",
 ]
@@ -195,33 +192,10 @@ def _closure(fun: types.FunctionType) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------------- modules
 
-# What a function asks haiku's transform for, besides by its modules.
-_OF_TRANSFORM = frozenset({"get_parameter", "get_state", "set_state", "next_rng_key", "next_rng_keys"})
 
-
-def uses_haiku(inside: Sequence[types.CodeType]) -> bool:
-    """Whether a function, and what it calls, asks the transform around it for parameters, state or keys.
-
-    Only ``hk.remat`` passes these on. A function that transforms another one itself asks for none.
-    """
-    of_transform = (is_of_haiku(code) or not _OF_TRANSFORM.isdisjoint(code.co_names) for code in inside)
-    return not transforms_by_haiku(inside) and any(of_transform)
-
-
-def transforms_by_haiku(codes: Iterable[types.CodeType]) -> bool:
-    """Whether one of these calls a function as ``hk.transform`` does."""
-    return any(code.co_name in ("init_fn", "apply_fn") and is_of_haiku(code) for code in codes)
-
-
-def calls_linen(codes: Iterable[types.CodeType]) -> bool:
-    """Whether one of these calls a method of a module of linen, as linen does it."""
-    file = getattr(sys.modules.get("flax.linen.module"), "__file__", None)
-    return any(code.co_name == "_call_wrapped_method" and code.co_filename == file for code in codes)
-
-
-def is_of_haiku(code: types.CodeType) -> bool:
-    """Whether code stands in haiku itself."""
-    file = getattr(sys.modules.get("haiku"), "__file__", None)
+def is_of(library: str, code: types.CodeType) -> bool:
+    """Whether code stands in a library itself, such as ``"haiku"`` or ``"flax.linen"``."""
+    file = getattr(sys.modules.get(library), "__file__", None)
     return bool(file) and code.co_filename.startswith(os.path.join(os.path.dirname(file), ""))
 
 

@@ -236,7 +236,7 @@ def unknown_name(case: Case) -> Iterator[Advice]:
 
 def _changed(case: Case, policy: Key, wrong: str, right: str) -> int | None:
     """How many bytes more are saved if a policy asks for another name; None where that is not known."""
-    mended = case.other(str(policy.without(wrong).saving(right))) if policy == case.policy_in_force else None
+    mended = case.other(str(policy.renamed(wrong, right))) if policy == case.policy_in_force else None
     return None if mended is None else abs(mended.saved_bytes - case.report.saved_bytes)
 
 
@@ -568,7 +568,7 @@ def argument_given_back(case: Case) -> Iterator[Advice]:
     step = case.facts.engine.step
     for found in given_back(case.facts.engine):
         if found.nbytes > _PART * (case.report.peak_bytes or math.inf):
-            names, function = _listed(found.arguments), case.report.function if step is None else step.function
+            names, function = _listed(found.arguments), case.report.function if step is None else step.given.name
             whose = f"The loop{at_line(found.source)} stacks" if found.source else f"{function} returns"
             yield Advice(
                 "argument-given-back",

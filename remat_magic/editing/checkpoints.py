@@ -92,7 +92,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         return []
     callee = place.callee
     # A checkpoint of linen's that is given the module is not written around a function that only calls modules.
-    library = callee.library if callee.library in CHECKPOINTS and not callee.in_linen else ""
+    library = callee.library if callee.library in CHECKPOINTS and not callee.within else ""
     static, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
     ways: list[Way] = []
     if (definitions := _definitions(code, callee.who)) and library == "equinox":

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, Literal
+from typing import Any
 
 from jax.tree_util import tree_leaves
 
@@ -26,13 +26,10 @@ from remat_magic.engine import signature
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.watching import watching
 from remat_magic.libraries import (
-    calls_linen,
     intercepts,
-    is_of_haiku,
+    is_of,
     is_trial_of_linen,
     module_kind,
-    transforms_by_haiku,
-    uses_haiku,
     written_class,
 )
 from remat_magic.user_files import STAND_IN, is_user_file
@@ -56,9 +53,9 @@ class CalledFunction:
         parameters: the names of its parameters.
         static: the positions and names of parameters that were given something which is no array, such as a bool; those
             that only a keyword gives have no position.
-        in_haiku: whether it asks a transform of haiku's for parameters, state or keys, though it is no module's:
-            ``"transformed"`` where that is what the transform is of, ``"within"`` where it is called in there.
-        in_linen: whether it calls modules of linen in a module's method, though it is no module's.
+        within: the library in whose transformed functions or modules it is called, and which it calls itself, though it
+            is no module's: ``"haiku"``, ``"flax.linen"``, empty for none. Only that one's checkpoint passes on what its
+            modules ask for.
         leaks: whether something is used after it that it has made and does not return, as what it writes into a list or
             an object that it is given: a checkpoint lets nothing else out.
     """
@@ -67,14 +64,13 @@ class CalledFunction:
     module: str = ""
     parameters: tuple[str, ...] = ()
     static: tuple[tuple[int | None, str], ...] = ()
-    in_haiku: Literal["", "within", "transformed"] = ""
-    in_linen: bool = False
+    within: str = ""
     leaks: bool = False
 
     @property
     def library(self) -> str:
         """Whose checkpoint it needs, as ``module``."""
-        return "haiku" if self.in_haiku else "flax.linen" if self.in_linen else self.module
+        return self.within or self.module
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,25 +348,16 @@ def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | N
     return _first_of_user(outside)
 
 
-def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> tuple[Literal["", "within", "transformed"], bool]:
-    """What the equations of a call tell of the function: ``CalledFunction.in_haiku`` and ``in_linen``."""
-    if "haiku" not in sys.modules and "flax.linen" not in sys.modules:
-        return "", False
-    for eqn in eqns:
+def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> str:
+    """What the equations of a call tell of the function: ``CalledFunction.within``."""
+    for eqn in eqns if "haiku" in sys.modules or "flax.linen" in sys.modules else ():
         codes = [code for code, _ in frames(eqn)]
-        own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
-        if own is None:
-            continue
-        inside, outside = codes[: own + 1], codes[own + 1 :]
-        of_haiku, of_linen = transforms_by_haiku(outside), calls_linen(outside)
-        if not of_haiku and not of_linen:  # nor is any other equation of this call within one
-            break
-        if of_haiku and uses_haiku(inside):
-            caller = next(code for code in outside if is_user_file(code.co_filename) or is_of_haiku(code))
-            return "transformed" if transforms_by_haiku([caller]) else "within", False
-        if of_linen and calls_linen(inside):
-            return "", True
-    return "", False
+        own = [(code.co_filename, code.co_firstlineno) == who[1:] for code in codes]
+        inside, outside = (codes[: own.index(True)], codes[own.index(True) + 1 :]) if True in own else ([], [])
+        for library in ("haiku", "flax.linen"):
+            if all(any(is_of(library, code) for code in part) for part in (inside, outside)):
+                return library
+    return ""
 
 
 def _first_of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:

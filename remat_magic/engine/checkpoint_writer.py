@@ -65,7 +65,7 @@ class _Writer:
         self._root = closed
         self._places = Intervals(closed, calls)
         self._groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
-        self._steps: dict[int, list[tuple[int, Checkpoint]]] = {}  # by that of a loop's body, with how many
+        self._steps: dict[int, tuple[int, Checkpoint]] = {}  # by that of a loop's body, with how many
         self._anew = Rewriter()
         self._parts: dict[Any, Any] = {}  # for all calls that do the same one jaxpr, as JAX has it of one function
         ordered = self._in_order()
@@ -99,8 +99,8 @@ class _Writer:
                     f"at={key!r}: {call.interval.callee.who[0]} is called in a loop {why}, whose steps "
                     "cannot be grouped."
                 )
-            else:
-                self._steps.setdefault(id(call.jaxpr), []).append((size, checkpoint))
+            elif self._steps.setdefault(id(call.jaxpr), (size, checkpoint)) != (size, checkpoint):
+                raise RematError(f"at={key!r}: another number of steps of the same loop is chosen too: choose one.")
 
     def _in_order(self) -> list[_Standing]:
         """Every call in program order, those of each jaxpr once."""
@@ -132,17 +132,11 @@ class _Writer:
             last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
         return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
 
-    def _is_grouped(self, eqn: Any) -> bool:
-        return _jax.is_scan(eqn) and id(_jax.open_jaxpr(_jax.scan_body(eqn))) in self._steps
-
     def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
-        """The equations, those of loops with their steps in groups: the largest outside."""
+        """The equations, those of loops with their steps in groups."""
         for eqn in eqns:
-            if self._is_grouped(eqn):
-                groups = self._steps[id(_jax.open_jaxpr(_jax.scan_body(eqn)))]
-                yield from _segments(eqn, sorted(groups, key=lambda group: group[0]))
-            else:
-                yield eqn
+            grouped = self._steps.get(id(_jax.open_jaxpr(_jax.scan_body(eqn)))) if _jax.is_scan(eqn) else None
+            yield from (eqn,) if grouped is None else in_segments(eqn, *grouped)
 
     def _written(
         self,
@@ -168,14 +162,6 @@ class _Writer:
             outputs = [*dict.fromkeys((*(var for var in group.returned if var in body_outputs), *read_later))]
             written += [group.checkpoint.around(jaxpr, body, outputs, group.given)] if outputs else body
         return [*written, *self._in_groups(eqns[number:last])]
-
-
-def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
-    """A scan with its steps in segments, in segments again, from the last of some sizes to the first."""
-    if not groups:
-        return [eqn]
-    size, checkpoint = groups[-1]
-    return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
 
 
 def _grouped(calls: Sequence[_Standing], size: int) -> Iterator[tuple[Any, Interval]]:

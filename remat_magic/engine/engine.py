@@ -92,13 +92,7 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        self._selector = Selector(
-            self.primal.closed,
-            self.primal.table,
-            self.primal.possible,
-            self.primal.provenances.spans,
-            self.primal.name,
-        )
+        self._selector = Selector(self.primal)
         self._retraces = Retraces(self.primal, self._selector)
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
         self._calls: dict[int, InnerGradient] = {}  # those of a step that the trace is not of
@@ -178,7 +172,7 @@ class Engine:
     @property
     def postponed(self) -> bool:
         """Whether XLA was not asked how values are spread only since that takes long: ``of_one_device`` asks."""
-        return not self.per_device and (self.given.postponed or self.primal.postponed)
+        return not self.per_device and (self.given.answer.takes_long or self.primal.answer.takes_long)
 
     def of_one_device(self) -> Self:
         """One of the same, for which XLA is asked how values are spread, however long that takes.
@@ -198,7 +192,7 @@ class Engine:
             other._begin(ITSELF if self._gradient is None else self._gradient.call.key, False)
             other.plans = dict(self.plans)
             if not other.per_device:
-                why = given.why_not_asked or other.primal.why_not_asked
+                why = given.answer.why_not or other.primal.answer.why_not
                 raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
         return other
 
@@ -340,8 +334,8 @@ class Engine:
                 self.per_device,
                 self.primal.unknown_values,
                 self.primal.untold_axes,
-                self.given.why_not_asked or self.primal.why_not_asked,
-                asked=self.primal.asked is not None,
+                self.given.answer.why_not or self.primal.answer.why_not,
+                asked=self.primal.answer.spread is not None,
             ),
             *notes.of_mesh(self.given.name, self.given.mesh, self.devices, self.given.unplaced),
             *notes.of_settings(self._settings),
@@ -384,13 +378,7 @@ class Engine:
         return self._selector.select(self._resolve(policy, namespace), at)
 
     def dissect(self, at: Any = None) -> Dissection:
-        """Both halves with every value named and none of them saved, which tells what recomputing each would take.
-
-        Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
-        does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
-
-        Args:
-            at: as for ``report``, one place or all sites.
+        """Both halves with every value named and none of them saved, at one place or all sites.
 
         Raises:
             RematError: no such site, or no backward half.
@@ -398,8 +386,7 @@ class Engine:
         with self.lock:
             if not (at is None or isinstance(at, str)):
                 raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
-            selection = self._selector.select(self._resolve("nothing_saveable", None), at)
-            return self._retraces.dissect(selection)
+            return self._retraces.dissect(self._selector.select(self._resolve("nothing_saveable", None), at))
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
         cached = self._resolved.get(id(policy))
@@ -415,32 +402,18 @@ class Engine:
         return resolved
 
     def half(self, selection: Selection) -> Forward:
-        """The forward half under a selection."""
+        """The forward half under a selection: the arrays in, the function's outputs and then the residuals out."""
         with self.lock:
             return self._retraces.forward(selection)
 
     def backward_of(self, selection: Selection) -> Any:
-        """The closed jaxpr of the backward half under a selection.
+        """The closed jaxpr of the backward half under a selection: residuals and cotangents in, gradients out.
 
         Raises:
-            RematError: the function has none.
+            RematError: the function has none (a ``while_loop`` of unknown length).
         """
         with self.lock:
             return self._retraces.backward(selection)
-
-    def forward(self, policy: Any = "as_written", at: Any = None) -> Any:
-        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
-        with self.lock:
-            return self._retraces.forward(self.select(policy, at)).closed
-
-    def backward(self, policy: Any = "as_written", at: Any = None) -> Any:
-        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
-
-        Raises:
-            RematError: the function has no backward half (a ``while_loop`` of unknown length).
-        """
-        with self.lock:
-            return self._retraces.backward(self.select(policy, at))
 
     def gradient(
         self,

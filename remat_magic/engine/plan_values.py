@@ -8,11 +8,9 @@ from typing import Any
 
 import jax
 
-from remat_magic.engine.calls import Calls
 from remat_magic.engine.checkpoint_writer import with_checkpoints
-from remat_magic.engine.possible import PossibleSites
+from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
-from remat_magic.engine.sites import SiteTable
 from remat_magic.jaxprs.naming import NamedProgram, name_everything
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import Resolved, resolve
@@ -26,34 +24,13 @@ class PlanValues:
     """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.
 
     Args:
-        closed: the primal jaxpr.
-        calls: those that were recorded when it was traced.
-        table: its sites.
-        possible: the places in it that have no checkpoint.
+        primal: the program.
         selector: makes selections for it.
-        spans: reads its tracebacks.
-        function: its name.
-        rules: whether policies reach into the rules of custom derivatives; under jax_remat3 they do not.
-        differentiate: has JAX differentiate the program under a selection.
+        differentiate: has JAX differentiate it under a selection.
     """
 
-    def __init__(
-        self,
-        closed: Any,
-        calls: Calls,
-        table: SiteTable,
-        possible: PossibleSites,
-        selector: Selector,
-        spans: Spans,
-        function: str,
-        *,
-        rules: bool,
-        differentiate: Callable[[Selection], object],
-    ) -> None:
-        self._closed, self._calls, self._table, self._possible = closed, calls, table, possible
-        self._selector = selector
-        self._spans, self._function, self._rules = spans, function, rules
-        self._differentiate = differentiate
+    def __init__(self, primal: Primal, selector: Selector, differentiate: Callable[[Selection], object]) -> None:
+        self._primal, self._selector, self._differentiate = primal, selector, differentiate
         self._programs: dict[tuple[str, bool], NamedProgram] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
@@ -72,12 +49,14 @@ class PlanValues:
         program = self._programs.get((at, remat3))
         if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
-            closed = with_checkpoints(self._closed, self._calls, self._possible, selection.at_sites)
-            program = self._name(selection, closed, self._spans, differentiate=lambda: self._differentiate(selection))
+            primal = self._primal
+            closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+            spans = primal.provenances.spans
+            program = self._name(selection, closed, spans, differentiate=lambda: self._differentiate(selection))
             self._programs[at, remat3] = program
         return program
 
-    def select(self, plan: Plan, remat3: bool) -> Selection:
+    def select(self, plan: Plan) -> Selection:
         """A plan's choice, made precise.
 
         Raises:
@@ -86,7 +65,7 @@ class PlanValues:
         keys = tuple(sorted((value.key, value.offloaded) for value in plan.names))
         selection = self._selections.get((plan.policy, plan.at, keys))
         if selection is None:
-            naming = self.program(plan.at, remat3)
+            naming = self.program(plan.at, self._primal.remat3)
             names = self._names(plan, naming)
             moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
             kept = sorted({*names} - {*moved})
@@ -108,7 +87,7 @@ class PlanValues:
         keys = [value.key for value in plan.names]
         if naming.fingerprint != plan.fingerprint or not naming.values.keys() >= {*keys}:
             raise RematError(
-                f"this plan was made for other operations than {self._function} does now: make it anew with "
+                f"this plan was made for other operations than {self._primal.name} does now: make it anew with "
                 "trace.plan()."
             )
         return keys
@@ -124,7 +103,7 @@ class PlanValues:
         naming = self._name(selection, closed, Spans(), like=selection.naming)
         if naming.fingerprint != selection.naming.fingerprint:
             raise RematError(
-                f"{self._function} does other operations for these arguments than for those that the plan was made "
+                f"{self._primal.name} does other operations for these arguments than for those that the plan was made "
                 "for: trace it with these, and make a plan for them."
             )
         return naming.closed
@@ -141,7 +120,9 @@ class PlanValues:
         chosen = dict(selection.at_sites)
 
         def within(eqn: Any) -> bool:
-            return self._table.key_of(eqn, spans) in chosen
+            return self._primal.table.key_of(eqn, spans) in chosen
 
         checkpoints = within if selection.whole is None else None
-        return name_everything(closed, checkpoints, rules=self._rules, differentiate=differentiate, like=like)
+        return name_everything(
+            closed, checkpoints, rules=not self._primal.remat3, differentiate=differentiate, like=like
+        )

@@ -245,12 +245,12 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             before = times.get(who, 0)
             times[who] = None if scope.times is None or before is None else before + scope.times
             callee = callees.setdefault(who, interval.callee)
-            if callee.module in ("", "class") and not (callee.in_haiku or callee.in_linen):
+            if callee.module in ("", "class") and not callee.within:
                 eqns = jaxpr.eqns[interval.first : interval.last]
-                of_haiku, of_linen = within_library(eqns, who)
+                within = within_library(eqns, who)
                 # What a library's own checkpoint lets out, such as state, may leave a function of it.
-                leaks = callee.leaks or (not of_haiku and not of_linen and _leaks(eqns, interval, last_read))
-                callees[who] = replace(callee, in_haiku=of_haiku, in_linen=of_linen, leaks=leaks)
+                leaks = callee.leaks or (not within and _leaks(eqns, interval, last_read))
+                callees[who] = replace(callee, within=within, leaks=leaks)
     site_keys = frozenset(table.keys.values())
     keys: dict[Identity, str] = {}
     for who, key in keys_of(tuple(times)).items():

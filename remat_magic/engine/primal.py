@@ -32,7 +32,7 @@ __all__ = ["Primal"]
 _MOST_ASKED = 2000
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """How XLA spreads values; else why it was not asked, and whether that is only since it takes long."""
 
     spread: Propagated | None
@@ -92,7 +92,7 @@ class Primal:
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = signature.settings or _jax.thread_settings()
         self._generation = _jax.Generation()
-        self._answer: _Answer | None = None
+        self._answer: Answer | None = None
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         given = tuple(leaf.sharding for leaf in signature.arrays)
@@ -219,7 +219,7 @@ class Primal:
 
     def _spread(self, closed: Any) -> Spread:
         """How the values of a jaxpr with this program's inputs are spread over a mesh."""
-        if self.asked is not None:
+        if self.answer.spread is not None:
             propagated = Propagated(self._of_gradients)
             ask_xla(propagated, closed, self.shardings)
             return propagated
@@ -232,21 +232,6 @@ class Primal:
         spread.learn(closed, given)
         return spread
 
-    @property
-    def asked(self) -> Propagated | None:
-        """How XLA spreads the values over an automatic mesh; None where types tell, or XLA cannot be asked."""
-        return self._asked.spread
-
-    @property
-    def why_not_asked(self) -> str:
-        """Why XLA was not asked, for a sentence; empty where it was, or where types tell."""
-        return self._asked.why_not
-
-    @property
-    def postponed(self) -> bool:
-        """Whether XLA was not asked only since it takes long: ``asked_however_long`` is."""
-        return self._asked.takes_long
-
     def asked_however_long(self) -> Primal:
         """The same program, about which XLA is asked of whatever size it is."""
         other: Primal = copy.copy(self)
@@ -255,21 +240,22 @@ class Primal:
         return other
 
     @property
-    def _asked(self) -> _Answer:
+    def answer(self) -> Answer:
+        """How XLA spreads the values over an automatic mesh, or why it was not asked; nothing where types tell."""
         # No cached_property: in Python 3.11 all traces would wait for each other's compilations.
         if self._answer is None:
             self._answer = self._ask()
         return self._answer
 
-    def _ask(self) -> _Answer:
+    def _ask(self) -> Answer:
         if self.automatic_devices == 1:
-            return _Answer(None)
+            return Answer(None)
         if not self._given_so:
-            return _Answer(None, "it is not known how what is differentiated inside is given to it")
+            return Answer(None, "it is not known how what is differentiated inside is given to it")
         if self.signature.vmaps:
-            return _Answer(None, "jax.vmap maps the gradient that it takes")
+            return Answer(None, "jax.vmap maps the gradient that it takes")
         if not self.however_long and sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
-            return _Answer(
+            return Answer(
                 None,
                 f"it has more than {_MOST_ASKED:,} operations, which takes long; trace.of_one_device() asks all the "
                 "same, and so does Ask XLA in the widget",
@@ -280,12 +266,12 @@ class Primal:
             with self.tracing():
                 ask_xla(propagated, self.closed, self.shardings)
         except RematError as error:
-            return _Answer(None, str(error).rstrip("."))
-        return _Answer(propagated)
+            return Answer(None, str(error).rstrip("."))
+        return Answer(propagated)
 
     def shardings_of(self, gradient: Differentiated) -> tuple[list[Any], list[Any]] | None:
         """How XLA spreads what a gradient inside is given, and the gradients; None where it was not asked."""
-        if self.asked is None:
+        if self.answer.spread is None:
             return None
         number = self.gradients.index(gradient)
         calls = {half_of(eqn): eqn for _, eqn in walk(self.closed, once=True)}
@@ -293,7 +279,7 @@ class Primal:
         if forward is None:
             return None
         given = forward.invars[len(forward.invars) - len(gradient.types) :]
-        return self.asked.of(given), self.asked.of([] if backward is None else backward.outvars)
+        return self.answer.spread.of(given), self.answer.spread.of([] if backward is None else backward.outvars)
 
     @functools.cached_property
     def maps_devices(self) -> bool:
@@ -303,7 +289,7 @@ class Primal:
     @property
     def devices(self) -> int:
         """How many devices share the work as far as types, each ``shard_map`` and XLA tell; 1 without a mesh."""
-        return max(self._told_devices, self.automatic_devices if self.asked is not None else 1)
+        return max(self._told_devices, self.automatic_devices if self.answer.spread is not None else 1)
 
     @property
     def mesh_devices(self) -> int:
@@ -314,10 +300,10 @@ class Primal:
     @functools.cached_property
     def unplaced(self) -> tuple[str, ...]:
         """The arguments of which nothing says how they are spread, where XLA decides about that."""
-        if self.asked is None:
+        if self.answer.spread is None:
             return ()
         # By a constraint inside of a body.
-        constrained = {var for var, sharding in self.asked.shardings.items() if any(sharding.spec)}
+        constrained = {var for var, sharding in self.answer.spread.shardings.items() if any(sharding.spec)}
         placed = _jax.placed(self.closed) | constrained
         rows = zip(self.signature.arrays, self.shardings, _jax.open_jaxpr(self.closed).invars, strict=False)
         return tuple(
@@ -345,14 +331,16 @@ class Primal:
         """
         if self.devices == 1:
             return ()
-        equations = (eqn for _, eqn in walk(self.closed, once=True) if self.asked is None or _jax.is_shard_map(eqn))
+        equations = (
+            eqn for _, eqn in walk(self.closed, once=True) if self.answer.spread is None or _jax.is_shard_map(eqn)
+        )
         return tuple(sorted(set().union(*map(_jax.untold_axes, equations))))
 
     @property
     def unknown_values(self) -> int:
         """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
-        if self.asked is not None:
-            return unknown_values(self.closed, self.asked)
+        if self.answer.spread is not None:
+            return unknown_values(self.closed, self.answer.spread)
         return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0
 
     @functools.cached_property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -13,18 +13,6 @@ from remat_magic.jaxprs.spans import codes_of
 from remat_magic.user_files import is_user_file
 
 __all__ = ["restore_lines"]
-
-
-@dataclass(slots=True, eq=False)
-class _File:
-    """What a file compiles to, and the code of functions that was looked at already, by identity."""
-
-    entry: Any  # linecache's, which is another one when the file has changed
-    codes: list[CodeType]
-    checked: dict[int, CodeType] = field(default_factory=dict)
-
-
-_files: dict[str, _File] = {}
 
 
 def restore_lines() -> None:
@@ -38,34 +26,25 @@ def restore_lines() -> None:
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if isinstance(name, str) and name.endswith(".py") and is_user_file(name):
-            functions = list(_functions(module))
-            if functions:
-                file = _file(name)
-                for function in functions:
-                    _restore(function, name, file)
+            linecache.checkcache(name)
+            codes = _compiled(name, tuple(linecache.getlines(name)))
+            for function in _functions(module):
+                _restore(function, name, codes)
 
 
-def _file(name: str) -> _File:
-    """What a file compiles to; every trace asks for all files of the user's, which change seldom."""
-    linecache.checkcache(name)
-    lines = linecache.getlines(name)
-    entry, compiled = linecache.cache.get(name), _files.get(name)
-    if compiled is None or compiled.entry is not entry:
-        compiled = _files[name] = _File(entry, codes_of(name, lines))
-    return compiled
+@functools.cache  # every trace asks for all files of the user's, which change seldom
+def _compiled(name: str, lines: tuple[str, ...]) -> frozenset[CodeType]:
+    return frozenset(codes_of(name, lines))
 
 
-def _restore(function: FunctionType, name: str, file: _File) -> None:
+def _restore(function: FunctionType, name: str, codes: frozenset[CodeType]) -> None:
     own = function.__code__
-    if id(own) in file.checked:
+    if own in codes and own.co_filename == name:
         return
-    if not any(code is own or (code == own and own.co_filename == name) for code in file.codes):
-        content = _content(own)
-        same = [code for code in file.codes if code.co_name == own.co_name and _content(code) == content]
-        if same:
-            named = (code for code in same if code.co_qualname == function.__qualname__)
-            function.__code__ = next(named, same[0])
-    file.checked[id(function.__code__)] = function.__code__
+    same = [code for code in codes if code.co_name == own.co_name and _content(code) == _content(own)]
+    if same:
+        named = (code for code in same if code.co_qualname == function.__qualname__)
+        function.__code__ = next(named, min(same, key=lambda code: code.co_firstlineno))
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:

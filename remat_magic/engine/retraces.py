@@ -60,17 +60,7 @@ class Retraces:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._forwards: dict[Any, Forward] = {}
         self._backwards: dict[Any, Any] = {}
-        self._plan_values = PlanValues(
-            primal.closed,
-            primal.calls,
-            primal.table,
-            primal.possible,
-            selector,
-            primal.provenances.spans,
-            primal.name,
-            rules=not primal.remat3,
-            differentiate=self.forward,
-        )
+        self._plan_values = PlanValues(primal, selector, self.forward)
 
     def clear(self) -> None:
         """Drop everything that was made."""
@@ -85,7 +75,7 @@ class Retraces:
             RematError: the plan is of another program.
         """
         with self._primal.tracing():
-            return self._plan_values.select(plan, self._primal.remat3)
+            return self._plan_values.select(plan)
 
     def rewriting(self, selection: Selection) -> Rewrite:
         """Writes a selection into a jaxpr of the same function for other arguments.

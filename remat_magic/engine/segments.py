@@ -7,7 +7,7 @@ shorter segment at the end. A program that is written so by hand is traced to th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,16 +57,13 @@ class Checkpoint:
         return self.parts.setdefault((self.use, _jax.structure(part)), part)
 
 
-def in_segments(
-    eqn: Any, size: int, checkpoint: Checkpoint, inner: Callable[[Any], list[Any]] = lambda eqn: [eqn]
-) -> list[Any]:
+def in_segments(eqn: Any, size: int, checkpoint: Checkpoint) -> list[Any]:
     """The equations of a scan with its steps in segments.
 
     Args:
         eqn: the scan's equation. What it makes is what these make.
         size: how many steps a segment has.
         checkpoint: what is put around each.
-        inner: what stands for the scan of one segment's steps.
     """
     length = _jax.scan_length(eqn)
     size = min(size, length)
@@ -91,7 +88,7 @@ def in_segments(
         return [jnp.concatenate(parts) for parts in zip(flat, values[len(ys) :], strict=True)] if rest else flat
 
     def segment(scan: Any) -> Any:
-        return checkpoint.around(body, inner(scan), scan.outvars)
+        return checkpoint.around(body, [scan], scan.outvars)
 
     rest = length - whole
     one_segment = _alone(eqn, size)

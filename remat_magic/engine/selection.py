@@ -12,10 +12,9 @@ from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
-from remat_magic.engine.possible import PossibleSites
-from remat_magic.engine.sites import SiteTable, own_checkpoint
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.sites import own_checkpoint
 from remat_magic.jaxprs.naming import NamedProgram
-from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, RematError
 from remat_magic.wording import one_line, text_of
@@ -59,14 +58,14 @@ class Selection:
 class Selector:
     """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
 
-    def __init__(self, closed: Any, table: SiteTable, possible: PossibleSites, spans: Spans, function: str) -> None:
-        self._sites = {site.key: site for site in table.sites}
-        self._possible = possible
-        self._function = function
+    def __init__(self, primal: Primal) -> None:
+        self._sites = {site.key: site for site in primal.table.sites}
+        self._possible = primal.possible
+        self._function = primal.name
         self._interned: dict[tuple[str | int, ...], Resolved] = {}
         self._lock = threading.Lock()
-        own = own_checkpoint(closed)
-        self._own = table.key_of(own, spans) if own is not None else None
+        own = own_checkpoint(primal.closed)
+        self._own = primal.site_of(own) if own is not None else None
         self.default = "function" if self._own or not self._sites else "sites"
 
     def intern(self, resolved: Resolved) -> Resolved:

@@ -95,7 +95,7 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
         policy: the policy as code; without one, the checkpoint saves nothing.
     """
     name, file, _ = callee.who
-    by_library = callee.in_linen or callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
+    by_library = callee.within or callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
     static = () if callee.module == "equinox" else callee.static  # which sees for itself
     # Some have no definition to write it on, or none that it may stand on.
     if by_library or name == "<lambda>" or any(position is None for position, _ in static):
@@ -137,9 +137,8 @@ def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> st
     function, said, shift = _in_its_place(callee, "".join(f", {name}={name}" for name in names))
     without = f"without {' and '.join(names)} in the call" if names else ""
     code = _call(function, callee, policy, [position + shift for position in _positions(static)])
-    of_haiku = "in a function that calls it and is what is transformed" if callee.in_haiku == "transformed" else ""
     of_place = f"for {key}" if key else ""
-    return _commented([code], [said, without, _by_position(static), of_haiku, of_place, _leaks(callee)])
+    return _commented([code], [said, without, _by_position(static), of_place, _leaks(callee)])
 
 
 def _in_its_place(callee: CalledFunction, keywords: str) -> tuple[str, str, int]:
@@ -158,7 +157,7 @@ def _in_its_place(callee: CalledFunction, keywords: str) -> tuple[str, str, int]
         function = _instance(cls, method)
     else:
         function = f"lambda {', '.join(callee.parameters)}: ..." if method == "<lambda>" else method
-    if callee.in_linen:
+    if callee.within == "flax.linen":
         said = "given the module that calls it (self) before its arguments"
         return f"lambda module, *args: {function}(*args{keywords})", said, shift + 1
     if keywords:

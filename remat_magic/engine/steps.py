@@ -17,7 +17,6 @@ from remat_magic.engine.halves import Forward, backward_half, input_type, lower,
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
@@ -183,23 +182,20 @@ class Step:
     """A training step around a gradient.
 
     Attributes:
-        function: its name.
-        closed: its closed jaxpr, in which calls stand for the halves of the gradients that it takes
-            (``gradients.half_of`` knows them).
-        arguments: the names of its inputs.
+        given: the step as it was traced; calls stand in its jaxpr for the halves of the gradients that it takes
+            (``half_of`` knows them).
         roles: what each input is to the gradient.
         donated: for each input whether its memory may be written over.
-        provenances: where its operations stand.
-        asked: how XLA spreads its values over an automatic mesh, None where it was not asked.
     """
 
-    function: str
-    closed: Any
-    arguments: tuple[str, ...]
+    given: Primal
     roles: tuple[ArgumentRole, ...]
     donated: tuple[bool, ...]
-    provenances: Provenances
-    asked: Propagated | None = None
+
+    @property
+    def closed(self) -> Any:
+        """Its closed jaxpr."""
+        return self.given.updating
 
 
 class Halves(NamedTuple):
@@ -251,15 +247,7 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     ]
     jaxpr = _jax.open_jaxpr(given.updating)
     donated = {atom for eqn in jaxpr.eqns for atom in _jax.donated(eqn) if not _jax.is_literal(atom)}
-    return Step(
-        given.name,
-        given.updating,
-        given.arguments,
-        tuple(roles),
-        tuple(var in donated for var in jaxpr.invars),
-        given.provenances,
-        given.asked,
-    )
+    return Step(given, tuple(roles), tuple(var in donated for var in jaxpr.invars))
 
 
 def _halves_apart(given: Primal) -> set[int]:

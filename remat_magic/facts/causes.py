@@ -42,7 +42,7 @@ def given_back(engine: Engine) -> Iterator[GivenBack]:
     step = engine.step
     closed, names, provenances = engine.provenances.closed, engine.primal.arguments, engine.provenances
     if step is not None:
-        closed, names, provenances = step.closed, step.arguments, step.provenances
+        closed, names, provenances = step.closed, step.given.arguments, step.given.provenances
     top = Scope(_jax.open_jaxpr(closed))
     found: dict[SourceSpan | None, tuple[dict[str, None], int]] = {}
     for var in top.jaxpr.outvars:
@@ -204,7 +204,7 @@ def accumulators(engine: Engine) -> Iterator[Accumulator]:
             ]
             if sums and step is not None:
                 nbytes = sum(_jax.nbytes(var.aval) for _, var in sums)
-                yield Accumulator(nbytes, sums[0][0], body.times, locate(step.provenances, scope, eqn).source)
+                yield Accumulator(nbytes, sums[0][0], body.times, locate(step.given.provenances, scope, eqn).source)
 
 
 def _added(scope: Scope, total: Any, carried: Any) -> Iterator[str]:

@@ -240,14 +240,6 @@ class Facts:
             half, backward = engine.half(selection), engine.backward_of(selection)
             return reports.recomputed(half, backward, engine.provenances)
 
-    def cached(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
-    ) -> Report | None:
-        """The full report if it is already computed; never traces."""
-        with self.lock:
-            engine = self.engine
-            return self._reports.get(engine.select(policy, at, namespace).report_key)
-
     @property
     def reports_by_key(self) -> Mapping[tuple[Any, ...], Report]:
         """The full reports so far, by their selections' keys."""
@@ -290,8 +282,8 @@ class Facts:
             schedule = step_schedule(step, halves, self._memory)
             for both in halves.values():
                 programs.add_halves(*both)
-            programs.add(step.closed, step.provenances, step.arguments)
-            return reports.over_time(blank, schedule, programs, step.arguments, step.function, step.roles)
+            programs.add(step.closed, step.given.provenances, step.given.arguments)
+            return reports.over_time(blank, schedule, programs, step.given.arguments, step.given.name, step.roles)
 
     def step(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
@@ -303,7 +295,7 @@ class Facts:
         """
         if self.engine.step is None:
             return None
-        return StepMemory(self.engine.step.function, self.timeline(policy, at, namespace))
+        return StepMemory(self.engine.step.given.name, self.timeline(policy, at, namespace))
 
     def _schedule(self, selection: Selection, on: DeviceMemory | None = None) -> Schedule:
         """That of a selection, on the device of these facts or as told."""

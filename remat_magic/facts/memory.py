@@ -433,8 +433,8 @@ def _spread(step: Step, halves: Mapping[int, Halves]) -> TypeOf:
     if not any(isinstance(both.forward.type_of, Spread) for both in halves.values()):
         return own_type
     spread, given = Spread(), dict[Any, Any]()
-    if step.asked is not None:
-        spread.take(step.asked)
+    if step.given.answer.spread is not None:
+        spread.take(step.given.answer.spread)
     for _, eqn in walk(step.closed, once=True):
         part = half_of(eqn)
         half = halves[part[1]].forward if part is not None and part[0] == "forward" else None

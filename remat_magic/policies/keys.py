@@ -23,9 +23,6 @@ _OFFLOADING_DOTS = "offload_dot_with_no_batch_dims"
 _EITHER = "save_from_both_policies"
 _BY_NAME = {"names": ("save", "offload"), _OFFLOADING: ("names_which_can_be_saved", "names_which_can_be_offloaded")}
 _OFFLOADS = (_OFFLOADING, _OFFLOADING_DOTS)
-_SAVES_ALL = ("everything_saveable", "save_anything_except_these_names")
-# What saves nothing, or is no policy: a key that also saves some names saves these alone.
-_SAVES_NONE = ("nothing_saveable", "as_written", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,32 +144,18 @@ class Key:
         """Whether a row of the table is one of its alternatives."""
         return any(alternative.policy == policy and not alternative.own for alternative in self.alternatives)
 
-    def saving(self, *names: str) -> Key:
-        """The key with some names saved too.
+    def renamed(self, wrong: str, right: str) -> Key:
+        """The key that asks for another name in the place of one."""
 
-        Raises:
-            RematError: it offloads by what is computed, and JAX does not combine such a policy with another.
-        """
-        if not names:
-            return self
-        alternatives = [
-            replace(alternative, names=tuple(name for name in alternative.names if name not in names))
-            if _is(alternative, _EXCLUDING)
-            else alternative
-            for alternative in self.alternatives
-        ]
-        if any(_is(alternative, _EXCLUDING, *_SAVES_ALL) for alternative in alternatives):
-            return Key(tuple(alternatives))
-        for number, alternative in enumerate(alternatives):
-            if _is(alternative, _SAVING, _OFFLOADING):
-                still_offloaded = tuple(name for name in alternative.offloaded if name not in names)
-                saved = (*alternative.names, *names)
-                changed = Key.by_name(saved, still_offloaded, *alternative.memories).alternatives
-                return Key((*alternatives[:number], *changed, *alternatives[number + 1 :]))
-        alternatives = [alternative for alternative in alternatives if not _is(alternative, *_SAVES_NONE)]
-        combined = (*alternatives, *Key.by_name(names).alternatives)
-        check_combinable([Key((alternative,)) for alternative in combined])
-        return Key(combined)
+        def changed(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(right if name == wrong else name for name in names))
+
+        return Key(
+            tuple(
+                replace(alternative, names=changed(alternative.names), offloaded=changed(alternative.offloaded))
+                for alternative in self.alternatives
+            )
+        )
 
     def without(self, *names: str) -> Key:
         """The key that neither saves nor offloads some names by name."""
