@@ -197,13 +197,6 @@ def head(w, x, tokens):
     return -jnp.take_along_axis(logits, tokens[:, None], -1).mean()
 
 
-def deep_head(ws, w, x, tokens):
-    """The same after layers whose residuals take as much as the softmax."""
-    for each in ws:
-        x = x + jnp.tanh(x @ each[0]) @ each[1]
-    return head(w, x, tokens)
-
-
 def attention(ws, x):
     for w in ws:
         q, k, v = ((x @ w[name]).reshape(*x.shape[:2], 8, -1) for name in "qkv")
@@ -225,7 +218,6 @@ RECURRENCE = shape(256, 256), shape(512, 512, 256)
 GATED = {"gate": SQUARE, "up": SQUARE, "down": SQUARE}
 MLP = [GATED] * 2, shape(65536, 1024)
 HEAD = (*HALF, shape(16384, dtype=jnp.int32))
-DEEP_HEAD = [(shape(1024, 4096, dtype=jnp.bfloat16), shape(4096, 1024, dtype=jnp.bfloat16))] * 4, *HEAD
 ATTENTION = (
     [{name: shape(512, 512, dtype=jnp.bfloat16) for name in "qkv"}] * 2,
     shape(32, 1024, 512, dtype=jnp.bfloat16),
@@ -581,7 +573,6 @@ CASES = {
     "gates": (gates, MLP, "none", "function"),
     "attention": (attention, ATTENTION, "none", "function"),
     "head": (head, HEAD, "none", "function"),
-    "head after layers": (deep_head, DEEP_HEAD, "none", "function"),
     "associative scan": (recurrence, RECURRENCE, "none", "function"),
     "waves": (waves, WAVES, "none", "function"),
 }

@@ -34,25 +34,20 @@ def abstract(*sizes, names=("data", "model")):
     return AbstractMesh(sizes, names[: len(sizes)], axis_types=(AxisType.Explicit,) * len(sizes))
 
 
-def mlp(out):
-    """Layers of two matmuls, whose results are spread as ``out`` says: hidden, then the layer's."""
+def mlp(stacked=False, out=(None, None)):
+    """Layers of two matmuls, whose results are spread as ``out`` says, hidden and the layer's, or by XLA."""
+
+    def layer(x, weights):
+        hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, weights[0], out_sharding=out[0]))
+        hidden = jnp.sin(checkpoint_name(hidden, "hidden"))
+        return x + jnp.einsum("bh,hd->bd", hidden, weights[1], out_sharding=out[1]), None
 
     def loss(layers, x):
-        for up, down in layers:
-            hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, up, out_sharding=out[0]))
-            x = x + jnp.einsum("bh,hd->bd", hidden, down, out_sharding=out[1])
+        if stacked:
+            return (lax.scan(layer, x, layers)[0] ** 2).mean()
+        for weights in layers:
+            x, _ = layer(x, weights)
         return (x**2).mean()
-
-    return loss
-
-
-def scanned(out):
-    def loss(layers, x):
-        def layer(x, weights):
-            hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, weights[0], out_sharding=out[0]))
-            return x + jnp.einsum("bh,hd->bd", jnp.sin(hidden), weights[1], out_sharding=out[1]), None
-
-        return (lax.scan(layer, x, layers)[0] ** 2).mean()
 
     return loss
 
@@ -88,7 +83,7 @@ def arguments(mesh, batch, up, down, stacked=False):
 
 def model(name, stacked=False, make=explicit):
     sizes, batch, up, down, *out = LAYOUTS[name]
-    return (scanned if stacked else mlp)(out), make(*sizes), arguments(make(*sizes), batch, up, down, stacked)
+    return mlp(stacked, out), make(*sizes), arguments(make(*sizes), batch, up, down, stacked)
 
 
 def types(rows):
@@ -159,7 +154,7 @@ def test_a_mesh_larger_than_the_machine():
         jax.ShapeDtypeStruct((8192, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data"))),
     )
     with jax.sharding.use_abstract_mesh(mesh):
-        report = rm.trace(mlp(out), *args).report()
+        report = rm.trace(mlp(out=out), *args).report()
     assert report.devices == 4096
     assert "of one of 4096 devices" in plain(report)
     (tanh, *_) = (row for row in report.residuals if row.primitive == "tanh")
@@ -168,7 +163,7 @@ def test_a_mesh_larger_than_the_machine():
     assert "of one of 4096 devices" in report_html(report)
     assert not tanh.replicated
     with jax.sharding.use_abstract_mesh(mesh):
-        measured = rm.trace(mlp(out), *args).measure()
+        measured = rm.trace(mlp(out=out), *args).measure()
     assert measured.error.startswith("the mesh of the arguments is abstract")
 
 
@@ -338,26 +333,9 @@ def on_automatic(*sizes, names=("data", "model")):
     return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def plain_model(stacked):
-    """As ``mlp`` and ``scanned``, without a word of where anything is."""
-
-    def layer(x, weights):
-        hidden = checkpoint_name(jnp.tanh(x @ weights[0]), "hidden")
-        return x + jnp.sin(hidden) @ weights[1], None
-
-    def loss(layers, x):
-        if stacked:
-            return (lax.scan(layer, x, layers)[0] ** 2).mean()
-        for weights in layers:
-            x, _ = layer(x, weights)
-        return (x**2).mean()
-
-    return loss
-
-
 def asked(name, stacked):
     sizes, batch, up, down, *_ = LAYOUTS[name]
-    return plain_model(stacked), arguments(on_automatic(*sizes), batch, up, down, stacked)
+    return mlp(stacked), arguments(on_automatic(*sizes), batch, up, down, stacked)
 
 
 @eight
@@ -437,7 +415,7 @@ def test_a_step_on_an_automatic_mesh_is_one_devices():
 
 def heard(mesh):
     """By a program that asks for it, of an argument or of what it computes."""
-    loss, spread = plain_model(False), NamedSharding(mesh, P("data"))
+    loss, spread = mlp(False), NamedSharding(mesh, P("data"))
     w, x = [(whole((WIDTH, HIDDEN)), whole((HIDDEN, WIDTH)))], whole((BATCH, WIDTH))
     for function in (
         lambda w, x: loss(w, lax.with_sharding_constraint(x, spread)),
@@ -456,7 +434,7 @@ def test_shardings_that_the_program_asks_for_are_heard():
     mesh = on_automatic(8)
     heard(mesh)
     w = [(whole((WIDTH, HIDDEN), P(), mesh), whole((HIDDEN, WIDTH), P(), mesh))]
-    nothing = rm.trace(plain_model(False), w, whole((BATCH, WIDTH))).report()
+    nothing = rm.trace(mlp(False), w, whole((BATCH, WIDTH))).report()
     assert (nothing.devices, nothing.per_device) == (1, True)  # nothing is shared out
 
 
@@ -513,7 +491,7 @@ def test_an_automatic_mesh_that_is_not_here_is_asked_about_as_one_that_is(name, 
     """Its devices are simulated ones of the package's own; that those of this process are right is tested above."""
     sizes, batch, up, down, *_ = LAYOUTS[name]
     there, here = (
-        rm.trace(plain_model(stacked), *arguments(mesh, batch, up, down, stacked)).report("none", "function")
+        rm.trace(mlp(stacked), *arguments(mesh, batch, up, down, stacked)).report("none", "function")
         for mesh in (automatic(*sizes), on_automatic(*sizes))
     )
     assert (there.devices, there.per_device) == (8, True)

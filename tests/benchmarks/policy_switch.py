@@ -9,12 +9,6 @@ policy seen before. "own" is what a report takes besides the two retraces that J
 
 Times are the process's own (CPU) time, which other work on the machine moves less: tracing is one thread of Python. A
 collection of garbage is part of the way that it interrupts, and each way begins without the garbage of the one before.
-
-Where both 12 and 96 blocks were measured, the growth of each way is printed, and what each added block costs: a ratio
-alone says little of a way without a fixed part. With the whole function under one checkpoint the naive way grows faster
-than the program: JAX looks for the maker of each residual among all equations (``_insert_reduce_precision``, 0.10.2 and
-0.12.0.1). The collector is no advantage of ours: without it the naive way takes 3% less, whether or not a trace is held
-(12 blocks, 0.12.0.1).
 """
 
 from __future__ import annotations
@@ -65,7 +59,6 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
 }
 """What makes a function and its arguments, with this policy at its sites, and where the policies are put."""
 
-WAYS = ("naive ms", "residuals ms", "halves ms", "report ms")
 # New to the trace each time, and each a policy of JAX's: equal work for both ways.
 POLICIES = (
     jax.checkpoint_policies.dots_saveable,
@@ -151,16 +144,10 @@ def main() -> None:
     if options.remat3:
         jax.config.update("jax_remat3", True)
     print(f"jax {jax.__version__}, jax_remat3 {'on' if options.remat3 else 'off'}")
-    measured: dict[str, dict[str, float]] = {}
     for name in options.cases:
         make, at = CASES[name]
-        figures = measured[name] = measure(make, at, max(1, options.rounds // 3) if "96" in name else options.rounds)
+        figures = measure(make, at, max(1, options.rounds // 3) if "96" in name else options.rounds)
         print(f"{name:28}" + "  ".join(f"{key} {value:.2f}" for key, value in figures.items()), flush=True)
-    for name, many in measured.items():
-        few = measured.get(name.replace("96", "12"))
-        if few is not None and few is not many:
-            grown = (f"{way[:-3]} {many[way] / few[way]:.1f}x, {(many[way] - few[way]) / 84:.1f} ms" for way in WAYS)
-            print(f"{name}, against 12, and each added block: {'; '.join(grown)}", flush=True)
 
 
 if __name__ == "__main__":
