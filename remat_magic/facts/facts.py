@@ -21,7 +21,6 @@ from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
     ArgumentRole,
     ComparisonRow,
-    Equation,
     Program,
     Remark,
     RematError,
@@ -224,21 +223,6 @@ class Facts:
                 first = replace(first, residuals=reports.read(first, saved, live))
             self._saved[selection.report_key] = first.saved_bytes
             return first.saved_bytes
-
-    def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
-        """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.
-
-        Raises:
-            RematError: as ``report``, or the function has no backward half.
-        """
-        with self.lock:
-            engine = self.engine
-            selection = engine.select(policy, at)
-            report = self._reports.get(selection.report_key)
-            if report is not None and not report.backward_error:
-                return report.recomputed
-            half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.recomputed(half, backward, engine.provenances)
 
     @property
     def reports_by_key(self) -> Mapping[tuple[Any, ...], Report]:

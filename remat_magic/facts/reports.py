@@ -25,7 +25,6 @@ from remat_magic.jaxprs.straight_line import StraightLines
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
     ArgumentRole,
-    Equation,
     Kernel,
     Life,
     LiveKind,
@@ -81,15 +80,6 @@ def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provena
     return program_later(half.closed, provenances, marked)
 
 
-def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[Equation, ...]:
-    """The operations that a backward half repeats or does only now."""
-    return _again(half, Recomputation(half.closed, backward, provenances, len(half.residual_types)))
-
-
-def _again(half: Forward, recomputation: Recomputation) -> tuple[Equation, ...]:
-    return recomputation.records(functools.partial(equation_cost, type_of=half.type_of))
-
-
 def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
     """The residuals, those marked on which no output of the backward half depends, whose ``live`` code this is."""
     return tuple(
@@ -136,7 +126,7 @@ def full(
     report = replace(
         first,
         residuals=rows,
-        recomputed=_again(half, recomputation),
+        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
         notes=(
