@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import itertools
 import weakref
 
 import jax
@@ -127,25 +126,6 @@ def test_a_loop_that_counts_otherwise_does_not(way):
     assert trips(read, *loop) is None
 
 
-def test_a_loop_that_begins_behind_many_fusions_is_read_in_little_time():
-    """Each takes the one before twice: what is read of both, and both of these, doubles sixty times."""
-    deep, made = 60, hlo.Instruction
-    first, second = made("parameter", index=0), made("parameter", index=1)
-    chain = {number: made("fusion", (number - 1, number - 1), (1,)) for number in range(1, deep)}
-    carried = made("parameter"), made("get-tuple-element", (0,), index=0)
-    body = {**dict(enumerate(carried)), 2: made("constant", value=1), 3: made("add", (1, 2)), 4: made("tuple", (3,))}
-    test = {**dict(enumerate(carried)), 2: made("constant", value=7), 3: made("compare", (1, 2), direction="LT")}
-    start = {0: made("constant", value=0), **chain, deep: made("tuple", (deep - 1,))}
-    loop = made("while", (deep,), (2, 3))
-    programs = ({**start, deep + 1: loop}, {0: first, 1: second}, body, test)
-    roots = (deep + 1, 0, 4, 3)
-    computations = {
-        name: hlo.Computation(b"", b"", root, each)
-        for name, (root, each) in enumerate(zip(roots, programs, strict=True))
-    }
-    assert trips(hlo.Module(computations, 0), loop, 0) == 7
-
-
 @pytest.mark.slow
 def test_flops_have_the_bodies_of_loops_as_often_as_they_run():
     """XLA counts them once. Each step has three products, of 2 x 32 x 64 x 64 each, and what is elementwise."""
@@ -192,29 +172,6 @@ def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
     assert measured[2] == by_hand(fun, args).memory_analysis().temp_size_in_bytes  # its sites save nothing as written
 
 
-def test_the_scheduler_that_heeds_memory_is_asked_for_on_cpu_alone():
-    """Other backends refuse options of the CPU compiler."""
-
-    class Lowered:
-        def compile(self, **options):
-            return options
-
-    assert module.compile_for_memory(Lowered(), "cpu") == {"compiler_options": OPTIONS}
-    assert module.compile_for_memory(Lowered(), "gpu") == {}
-
-
-def test_compiled_only_without_inputs():
-    measured = rm.trace(*_three()).measure("nothing_saveable")
-    assert measured.compile_seconds > 0
-    assert (measured.run_seconds, measured.runs, measured.error) == (None, 0, "")
-    assert (measured.policy, measured.at, measured.device, measured.devices) == (
-        "nothing_saveable",
-        "function",
-        "cpu",
-        1,
-    )
-
-
 def _three():
     fun, args = PROGRAMS["three_layers"]
     return fun, *args
@@ -243,20 +200,6 @@ def test_random_inputs_suit_every_dtype():
         jnp.array(True),
     )
     assert rm.trace(f, *args, wrt=(0, 1, 2)).measure("none", inputs="random").error == ""
-
-
-def test_times_are_the_median_of_the_runs_that_were_asked_for(monkeypatch):
-    ran = []
-    clock = itertools.accumulate([0, 9, 0, 1, 0, 5, 0, 2])  # runs of 9, 1, 5 and 2 seconds, the first to warm up
-
-    class Compiled:
-        def __call__(self, *arrays):
-            ran.append(arrays)
-            return arrays
-
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    assert module._timed(Compiled(), (), (), 3, lambda: None) == [1, 5, 2]
-    assert len(ran) == 4  # one to warm up
 
 
 def test_runs_of_given_arrays_and_keeps_none_of_them():
@@ -378,17 +321,6 @@ def test_xla_failures_are_sentences(monkeypatch):
     assert fails("INTERNAL: bad\n  thing. More.") == (
         "JAX could not compile three_layers under none: RuntimeError: INTERNAL: bad thing."
     )
-
-
-def test_what_came_before_a_failure_stays(monkeypatch):
-    def exhausted(*args):
-        raise RuntimeError("RESOURCE_EXHAUSTED")
-
-    monkeypatch.setattr(module, "_timed", exhausted)
-    measured = rm.trace(*_three()).measure("none", inputs="random")
-    assert measured.error.startswith("out of memory: the device could not run")
-    assert measured.temp_bytes is not None
-    assert measured.run_seconds is None
 
 
 def test_unknown_is_none(monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.measuring import job as job_module
 from remat_magic.measuring import measure as module
 from tests.programs import PROGRAMS
 
@@ -52,14 +51,6 @@ def test_results_are_those_of_measuring_one_by_one(trace):
         (r.policy, r.at, r.temp_bytes, r.flops) for r in alone
     ]
     assert [result.runs for result in job.results] == [2] * 3
-
-
-def test_what_is_being_measured_is_called_by_its_name(trace):
-    plan, seen = trace.plan(0.5, "function"), []
-    choices = [(plan, plan.at), ("none", None)]
-    job = rm.Measuring(trace, choices, on_update=lambda job: seen.append(job.progress.current))
-    assert job.wait(600)
-    assert list(filter(None, dict.fromkeys(seen))) == [f"{plan.label} at function", "none"]
 
 
 def test_updates_come_from_its_thread_step_by_step(trace):
@@ -120,32 +111,6 @@ def test_cancelling_does_not_wait_for_xla_and_drops_its_result(trace, gate):
     assert job.results == ()
 
 
-def test_cancelled_between_two_runs(trace, monkeypatch):
-    ran = []
-
-    class Compiled:
-        def __call__(self, *arrays):
-            ran.append(1)
-            if len(ran) == 3:
-                job.cancel()
-            return arrays
-
-    job = None
-    timed = module._timed
-    started = threading.Event()
-
-    def with_fake(compiled, *rest):
-        assert started.wait(600)
-        return timed(Compiled(), *rest)
-
-    monkeypatch.setattr(module, "_timed", with_fake)
-    job = rm.Measuring(trace, CHOICES, inputs="random", runs=50)
-    started.set()
-    assert job.wait(600)
-    assert len(ran) == 3
-    assert job.results == ()
-
-
 def test_the_trace_is_free_while_xla_compiles(trace, gate):
     job = rm.Measuring(trace, CHOICES[:1])
     assert gate.reached.wait(600)
@@ -165,13 +130,6 @@ def test_arrays_are_let_go(trace):
     assert job.results[0].error == ""
     gc.collect()
     assert [ref() for ref in held] == [None] * len(held)
-
-
-def test_findings_beside_the_others_are_added(trace, monkeypatch):
-    monkeypatch.setattr(job_module, "without_effect", lambda measured: {len(measured) - 1: "beside the others."})
-    job = rm.Measuring(trace, [("nonesuch", None), *CHOICES[:2]])
-    assert job.wait(600)
-    assert ["beside the others." in result.findings for result in job.results] == [False, False, True]
 
 
 def test_settings_of_the_making_thread_hold_on_its_thread(trace):
