@@ -327,17 +327,9 @@ class Engine:
         return (
             *notes.of_program(self.stale, hidden, complex_values=self.primal.has_complex_values),
             *notes.of_gradients(self.given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown),
-            *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
-            *notes.of_devices(
-                self.function_name,
-                self.devices,
-                self.per_device,
-                self.primal.unknown_values,
-                self.primal.untold_axes,
-                self.given.answer.why_not or self.primal.answer.why_not,
-                asked=self.primal.answer.spread is not None,
-            ),
-            *notes.of_mesh(self.given.name, self.given.mesh, self.devices, self.given.unplaced),
+            *(notes.of_copies(function) if function else ()),
+            *notes.of_devices(self.given, self.primal, self.devices, per_device=self.per_device),
+            *notes.of_mesh(self.given, self.devices),
             *notes.of_settings(self._settings),
         )
 

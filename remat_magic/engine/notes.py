@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+from remat_magic.engine.differentiated import Differentiated
+from remat_magic.engine.primal import Primal
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note
 
@@ -80,8 +82,9 @@ def of_gradients(
     )
 
 
-def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]) -> Iterator[Note]:
+def of_copies(inside: Differentiated) -> Iterator[Note]:
     """What the figures are of where a gradient is taken for several examples at once, or on several devices."""
+    function, examples, devices = inside.who[0], inside.vmaps.sizes, inside.devices
     if math.prod(examples) > 1:
         count = " x ".join(map(str, examples))
         yield Note(
@@ -99,33 +102,22 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
         )
 
 
-def of_devices(
-    function: str,
-    devices: int,
-    per_device: bool,
-    unknown: int,
-    untold: Sequence[str],
-    why_not_asked: str,
-    *,
-    asked: bool = False,
-) -> Iterator[Note]:
+def of_devices(given: Primal, primal: Primal, devices: int, *, per_device: bool) -> Iterator[Note]:
     """What the figures are of where several devices share the work.
 
     Args:
-        function: its name.
-        devices: how many.
+        given: the function that was traced.
+        primal: the program that figures are of.
+        devices: how many share the work.
         per_device: whether figures are of one of them.
-        unknown: how many values are taken to be held whole, since nothing tells how they are spread.
-        untold: the axes of the mesh that XLA may spread them over besides.
-        why_not_asked: why XLA cannot be asked.
-        asked: whether it was, which tells of what is outside of every ``shard_map``.
     """
+    function, unknown, untold = primal.name, primal.unknown_values, primal.untold_axes
     if not per_device:
         yield Note(
             "devices-together",
             f"{function} is sharded automatically, over {devices} devices, and XLA alone decides how what it computes "
             f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once. XLA was not "
-            f"asked: {why_not_asked}.",
+            f"asked: {given.answer.why_not or primal.answer.why_not}.",
             (function,),
         )
         return
@@ -139,7 +131,7 @@ def of_devices(
             f"What a shard_map of {function} computes XLA may spread over {axes} of the mesh as well, and does not "
             f"say: its bytes and FLOPs are counted as if every device along {axes} had all of it."
         )
-        yield Note("devices-unknown", inside if asked else parts, tuple(untold))
+        yield Note("devices-unknown", parts if primal.answer.spread is None else inside, tuple(untold))
     if unknown:
         yield Note(
             "devices-unknown",
@@ -149,15 +141,9 @@ def of_devices(
         )
 
 
-def of_mesh(function: str, mesh: Mapping[str, int], devices: int, unplaced: Sequence[str]) -> Iterator[Note]:
-    """What nothing says about where it is on a mesh.
-
-    Args:
-        function: its name.
-        mesh: the axes and sizes of the mesh that is set around it.
-        devices: how many share the work.
-        unplaced: the arguments of which nothing says how they are spread.
-    """
+def of_mesh(given: Primal, devices: int) -> Iterator[Note]:
+    """What nothing says about where it is on a mesh, which so many devices share."""
+    function, mesh, unplaced = given.name, given.mesh, given.unplaced
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
     if devices == 1 and math.prod(mesh.values()) > 1:
         yield Note(

@@ -8,30 +8,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["Watcher", "watching"]
+__all__ = ["watching"]
 
 
-class Watcher(Protocol):
-    """Who is told."""
-
-    def begin(self, frame: FrameType) -> None:
-        """A function is called."""
-
-    def end(self, frame: FrameType, value: Any) -> None:
-        """A function has returned a value."""
-
-
-_watchers: dict[int, list[Watcher]] = {}  # by thread
+_watchers: dict[int, list[Any]] = {}  # by thread
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
+def watching(watcher: Any) -> Iterator[None]:
     """Tell a watcher of this thread's calls of the user's functions, and of ``__call__`` in libraries, as of layers.
+
+    It has ``begin(frame)`` and ``end(frame, value)``.
 
     An interrupt between any two steps undoes it.
     """
@@ -51,7 +43,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
             _leave(watcher, thread, tool)
 
 
-def _leave(watcher: Watcher, thread: int, tool: int | None) -> None:
+def _leave(watcher: Any, thread: int, tool: int | None) -> None:
     with _lock:
         others = [other for other in _watchers.get(thread, ()) if other is not watcher]
         if others:
