@@ -70,7 +70,8 @@ def trace(
     What is taken for a step gives back something like what it differentiates, or nothing that depends on the gradient;
     other functions that take gradients inside, such as a loss with a penalty, are differentiated themselves.
 
-    The object of a bound method and what a partial holds are arguments like the others, the object differentiated too.
+    The object of a bound method, a model that is called and what a partial holds are arguments like the others; but for
+    the partial's they are differentiated too.
 
     Args:
         fun: the function to differentiate, or a training step.

@@ -39,6 +39,7 @@ __all__ = [
     "loss_of_equinox",
     "loss_of_nnx",
     "loss_of_optax",
+    "method_of",
     "module_kind",
     "modules_as_they_were",
     "names_modules",
@@ -56,6 +57,19 @@ def has_attributes(thing: Any, *names: str) -> bool:
     """Whether the class of an object has these; ``functools.wraps`` and ``jax.jit`` copy those of what they wrap."""
     kind = type(thing)
     return all(hasattr(kind, name) or name in getattr(kind, "__dataclass_fields__", ()) for name in names)
+
+
+def method_of(fun: Any) -> tuple[Any, Any] | None:
+    """The function and the object of a bound method; a callable pytree is its own ``__call__``.
+
+    Pytrees that wrap a function (equinox has such) keep what they hold: they are wrappers, not models.
+    """
+    if has_attributes(fun, "__func__", "__self__"):
+        return fun.__func__, fun.__self__
+    if isinstance(fun, types.FunctionType) or hasattr(fun, "__wrapped__") or jax.tree_util.all_leaves([fun]):
+        return None
+    call: Any = fun.__call__
+    return (call.__func__, call.__self__) if hasattr(call, "__func__") else None
 
 
 def _nnx() -> Any:

@@ -628,3 +628,10 @@ def test_a_training_step_of_flax_nnx():
         values.append([float(step(model, optimizer, x, y)) for _ in range(3)])
     assert values[0] == pytest.approx(values[1], rel=1e-5)
     assert values[0][0] > values[0][2]  # it learns
+
+
+def test_a_module_of_nnx_that_is_changed_and_no_argument_is_named():
+    nnx = library("flax.nnx")
+    dropout = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
+    with pytest.raises(rm.RematError, match="<lambda> changes a module .* pass model, optimizer and rngs as arguments"):
+        rm.trace(lambda x: dropout(x).sum(), some(f32(3)))

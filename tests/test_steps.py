@@ -510,6 +510,8 @@ class Trainer:
     def loss(self, x, y):
         return loss(self.params, x, y)
 
+    __call__ = loss
+
 
 DONATING = jax.jit(with_momentum, donate_argnums=0)
 # What holds some of the arguments, and the same given them.
@@ -545,6 +547,7 @@ def test_what_is_differentiated_of_a_method_is_its_object_and_of_a_partial_what_
     params, x, y = arguments()
     trainer = Trainer(params, params)
     assert rm.trace(trainer.loss, x, y).wrt == rm.trace(Trainer.loss, trainer, x, y).wrt == ("self", "x", "y")
+    assert rm.trace(trainer, x, y).wrt == ("self", "x", "y")
     assert rm.trace(trainer.loss, x, y, wrt=0).wrt == rm.trace(trainer.loss, x, y, wrt="x").wrt == ("x",)
     assert rm.trace(partial(loss, params), x, y).wrt == ("x", "y")
     assert rm.trace(partial(loss, params), x, y, wrt="params").wrt == ("params",)

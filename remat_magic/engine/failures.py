@@ -60,8 +60,13 @@ def _sentence(function: str, policy: str, error: Exception) -> str:
 
 
 def _undifferentiable(function: str, error: Exception, text: str) -> str:
-    """What JAX cannot differentiate, by name and place; empty for an error of another kind."""
+    """What cannot be traced or differentiated, by name and place; empty for an error of another kind."""
     place = _place(error)
+    if type(error).__name__ == "TraceContextError":
+        return (
+            f"{function} changes a module of flax nnx that is not among its arguments, or is outside of a transform of "
+            "JAX's: pass model, optimizer and rngs as arguments, and take nnx.grad, nnx.jit, nnx.scan and the like."
+        )
     if "while_loop" in text and "Reverse-mode" in text:
         return (
             f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "

@@ -74,7 +74,7 @@ class Bound(NamedTuple):
 
 
 def unbound(fun: Callable[..., Any]) -> Bound:
-    """A function, and as arguments what a bound method or a partial holds of it, where that has arrays."""
+    """A function, and as arguments what a bound method, a model or a partial holds of it, where that has arrays."""
     inner: Any = fun
     args, kwargs, settled = (), dict[str, Any](), list[bool]()
     while True:
@@ -82,8 +82,8 @@ def unbound(fun: Callable[..., Any]) -> Bound:
             inner, held, named = inner.func, inner.args, inner.keywords
             # So libraries bind what they have jitted to an object.
             method = len(held) == 1 and getattr(type(held[0]), getattr(inner, "__name__", ""), None) is inner
-        elif libraries.has_attributes(inner, "__func__", "__self__"):
-            inner, held, named, method = inner.__func__, (inner.__self__,), {}, True
+        elif (of := libraries.method_of(inner)) is not None:
+            inner, held, named, method = of[0], of[1:], {}, True
         else:
             break
         args, kwargs, settled = (*held, *args), {**named, **kwargs}, [not method] * len(held) + settled

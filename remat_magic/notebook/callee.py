@@ -181,7 +181,7 @@ def _spread(callee: Callee) -> Callee:
         if isinstance(fun, functools.partial):
             args, kwargs, bound = (*fun.args, *args), {**fun.keywords, **kwargs}, bound + len(fun.args)
             fun = fun.func
-        elif (method := _method(fun)) is not None:
+        elif (method := libraries.method_of(fun)) is not None:
             fun, owner = method
             args, bound = (owner, *args), bound + 1
         elif is_jitted(fun) and original_of(fun.__wrapped__) is not fun.__wrapped__:
@@ -191,19 +191,6 @@ def _spread(callee: Callee) -> Callee:
     return replace(
         callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=(*callee.notes, *_notes_of_wrappers(fun))
     )
-
-
-def _method(fun: Any) -> tuple[Any, Any] | None:
-    """The function and the object of a bound method; a callable pytree is its own ``__call__``.
-
-    Pytrees that wrap a function (equinox has such) keep what they hold: they are wrappers, not models.
-    """
-    if libraries.has_attributes(fun, "__func__", "__self__"):
-        return fun.__func__, fun.__self__
-    if isinstance(fun, types.FunctionType) or hasattr(fun, "__wrapped__") or jax.tree_util.all_leaves([fun]):
-        return None
-    call: Any = fun.__call__
-    return (call.__func__, call.__self__) if hasattr(call, "__func__") else None
 
 
 def _notes_of_wrappers(fun: Any) -> Iterator[str]:
