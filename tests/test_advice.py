@@ -119,6 +119,16 @@ def waves(c, wavelet, size=0):
     return (jax.lax.scan(segment, start, wavelet.reshape(-1, size))[1] ** 2).sum()
 
 
+def nested(p, x):
+    def inner(x, _):
+        return x + 0.01 * jnp.sin(x * p), None
+
+    def outer(x, _):
+        return jax.lax.scan(inner, x, None, length=20)[0], None
+
+    return jnp.sum(jax.lax.scan(outer, x, None, length=20)[0] ** 2)
+
+
 def recurrence(w, xs, checkpointed=False):
     def step(h, x):
         return jnp.tanh(h @ w + x), None
@@ -359,6 +369,14 @@ def test_what_is_said_of_a_program(name):
             right = figure(trace) if callable(figure) else figure
             assert finding.figure == (None if right is None else pytest.approx(right, rel=1e-5))
         assert finding.figure is None or finding.figure > 0
+
+
+def test_a_place_that_is_as_good_is_named_before_groups_of_steps():
+    trace = rm.trace(nested, f32(2048), f32(2048))
+    assert [finding.at for finding in trace.advice()] == ["outer", "inner"]
+    outer, group = (trace.report("nothing_saveable", at) for at in ("outer", "inner/4"))
+    assert outer.peak_bytes < group.peak_bytes
+    assert outer.repeated_flops <= group.repeated_flops
 
 
 # ------------------------------------------------------------------------------------------ the lines, and the mends

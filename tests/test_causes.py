@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 import remat_magic as rm
+from remat_magic.advice.parts import lines_of_part
 from tests.programs import f32
 
 BF16 = jnp.bfloat16
@@ -83,6 +84,51 @@ def test_what_is_wide_by_its_weights_is_named_with_what_a_cast_spares(name):
         assert found.figure == pytest.approx(spared, rel=off)
         assert trace.report().wrt[0] in found.sentence
         assert found.source.file == __file__
+
+
+def attended(ws, x):
+    for w in ws:
+        q, k, v = jnp.split(x @ w, 3, -1)
+        x = x + jax.nn.softmax((q @ k.T).astype("float32") / 8.0).astype(BF16) @ v
+    return jnp.mean(x.astype("float32") ** 2)
+
+
+def attended_by_lines(ws, x):
+    """As ``attended``, with the lines that are named in a function of their own."""
+    for w in ws:
+        q, k, v = jnp.split(x @ w, 3, -1)
+        x = jax.checkpoint(lambda x, q, k, v: x + jax.nn.softmax((q @ k.T).astype("float32") / 8.0).astype(BF16) @ v)(
+            x, q, k, v
+        )
+    return jnp.mean(x.astype("float32") ** 2)
+
+
+def test_a_part_that_is_named_is_one_that_can_be_written():
+    args = [narrow(64, 192)] * 3, narrow(256, 64)
+    trace, mended = rm.trace(attended, *args), rm.trace(attended_by_lines, *args)
+    found = kinds(trace)["wide-residuals"]
+    assert found.figure == trace.report().saved_bytes - mended.report().saved_bytes
+    first = attended.__code__.co_firstlineno
+    assert f"Put line {first + 3} of attended" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("y = x\nz = y", (1, 2)),
+        ("y = x\nreturn y", (1, 2)),
+        ("for _ in x:\n  y = x\nreturn y", None),
+        ("for _ in x:\n  y = (\n    x)\n  z = y", (2, 4)),
+        ("x[0] = y\nz = y", None),
+        ("if x:\n  y = x\nelse:\n  z = x", None),
+        ("x.append(y)", None),
+    ],
+)
+def test_lines_that_can_be_a_function_of_their_own(text, lines, tmp_path):
+    file = tmp_path / "text.py"
+    file.write_text(text)
+    first = 3 if lines == (2, 4) else 1 if lines or "for" not in text else 2
+    assert lines_of_part(str(file), first, len(text.splitlines())) == lines
 
 
 @pytest.mark.models

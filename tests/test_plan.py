@@ -775,7 +775,7 @@ def test_where_little_or_nothing_is_to_be_done(layers):
     plan = there.plan()
     assert (plan.policy, plan.recomputed_flops, len(there.asked)) == ("none", 0, 1)
     there = Compiler(layers, 10**5)
-    with pytest.raises(RematError, match="use smaller batches"):
+    with pytest.raises(RematError, match="comes nearest: use a device with more memory, or several"):
         there.plan()
     assert len(there.asked) <= 6
     there = Compiler(layers, round(0.8 * 1.3 * layers.report("none", device=ON).peak_bytes))

@@ -375,6 +375,43 @@ def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # n
     assert "group" not in rm.trace(alone.f, [f32(4, 4)] * 8, f32(2, 4)).report("nothing_saveable", "block/2").code
 
 
+def twisted(i, x):
+    return jnp.sin(i.astype("float32") * x)
+
+
+def summed(carry, x):
+    return jnp.sin(carry + x), {"twice": 2 * carry}
+
+
+def bent(x):
+    return jnp.sin(x @ jnp.ones((4, 4)))
+
+
+XS = jnp.arange(64.0).reshape(16, 4)
+GROUPED = {
+    "fori_loop from 5": lambda carry: jax.lax.fori_loop(5, 69, twisted, carry),
+    "fori_loop from -3": lambda carry: jax.lax.fori_loop(-3, 13, twisted, carry),
+    "fori_loop under a checkpoint": jax.checkpoint(lambda carry: jax.lax.fori_loop(5, 69, twisted, carry)),
+    "scan with ys": lambda carry: jax.lax.scan(summed, carry, XS),
+    "scan with ys in reverse": lambda carry: jax.lax.scan(summed, carry, XS, reverse=True),
+    "map": lambda carry: jax.lax.map(bent, XS * carry),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_the_code_of_a_group_computes_what_the_loop_does(name):
+    """Pasted as it stands, with the names that it uses for what the loop is given."""
+    loop, carry = GROUPED[name], jnp.ones(4)
+    trace = rm.trace(lambda x: sum(leaf.sum() for leaf in jax.tree.leaves(loop(x))), carry)
+    (group,) = trace.groups
+    size, known = int(group.key.rpartition("/")[2]), {"jax": jax, "twisted": twisted, "summed": summed, "bent": bent}
+    known |= {"x": carry, "carry": carry, "chunks": XS.reshape(-1, size, 4)}
+    exec(f"{'' if ' = ' in group.code.partition('(')[0] else 'found = '}{group.code}", known)
+    found = (known["carry"], known["ys"]) if "ys" in known else known["found"]
+    expected = loop(carry)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), found, expected)
+
+
 def keeps(w, x, seen):
     seen["hidden"] = jnp.sin(x @ w)
     return seen["hidden"] * 2

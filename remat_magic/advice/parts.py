@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,9 +14,30 @@ from remat_magic.engine.segments import Checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
+from remat_magic.parsing import parse_source
 from remat_magic.records import Report, SourceSpan
 
-__all__ = ["under_checkpoint"]
+__all__ = ["lines_of_part", "under_checkpoint"]
+
+
+def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
+    """The lines of the whole statements there; None where these cannot be put in a function of their own.
+
+    They can where they follow one another in one block, and do no more than assign to variables or return.
+    """
+    module = parse_source("".join(linecache.getlines(file)))
+    for node in ast.walk(module) if module else ():
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            part = [it for it in block if it.lineno <= last and first <= it.end_lineno] if type(block) is list else []
+            if not part or first < part[0].lineno or part[-1].end_lineno < last:
+                continue
+            if all(isinstance(it, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return) for it in part) and not any(
+                isinstance(getattr(within, "ctx", None), ast.Store) and not isinstance(within, ast.Name | ast.Tuple)
+                for it in part
+                for within in ast.walk(it)
+            ):
+                return part[0].lineno, part[-1].end_lineno
+    return None
 
 
 def under_checkpoint(facts: Facts, of: SourceSpan, first: int, last: int) -> tuple[Report, Report]:

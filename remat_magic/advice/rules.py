@@ -15,7 +15,7 @@ from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
-from remat_magic.advice.parts import under_checkpoint
+from remat_magic.advice.parts import lines_of_part, under_checkpoint
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.causes import accumulators, given_back, widened
@@ -25,7 +25,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import DEEPEST
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key, resolve
-from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, Site, SourceSpan
 
 __all__ = ["ANYWHERE", "OF_GRADIENT", "Case"]
 
@@ -142,12 +142,15 @@ class Case:
     def under_checkpoint(self, sources: Collection[SourceSpan]) -> tuple[int, int, str] | None:
         """By how much less is saved, and how much more recomputed, with these lines of a function in a checkpoint.
 
-        And what to do for it. None where they are of several functions, or JAX cannot tell.
+        And what to do for it. None where they can be in none, or JAX cannot tell.
         """
         if len({(source.file, source.function) for source in sources}) != 1 or self.facts.engine.devices > 1:
             return None
         of, lines = next(iter(sources)), [line for each in sources for line in (each.line, each.end_line)]
-        first, last = min(lines), max(lines)
+        part = lines_of_part(of.file, min(lines), max(lines))
+        if part is None:
+            return None
+        first, last = part
         try:
             before, after = under_checkpoint(self.facts, of, first, last)
         except RematError:
@@ -389,18 +392,25 @@ def steps_together(case: Case) -> Iterator[Advice]:
         best = _lowest(case, [(_POLICIES[0], group.key), ("as_written", both)], each.peak_bytes or 0)
         if best is None:
             continue
+        plain = _no_worse(case, key, best)
+        if plain is not None:
+            yield _at_site(case, *plain)
+            continue
         with contextlib.suppress(RematError):
             each = case.facts.report(_POLICIES[0], key)
         carry, cut = (
             sum(row.nbytes for row in choice.residuals if row.kind == "intermediate" and row.kept and row.path)
             for choice in (each, best)
         )
-        code = engine.select(best.policy, best.at).code.partition("  # ")
+        code = engine.select(_POLICIES[0], group.key).code.partition("  # ")
+        also = ""
+        if best.policy == MIXED:
+            also = f" Also {engine.select(on_steps, key).code.removeprefix('# ').replace('  # on ', ' on ')}."
         yield Advice(
             "steps-together",
             f"The carry of {engine.contents()[key].runs:,} steps of {group.function}{at_line(group.source)} is "
             f"{units.nbytes(carry)}; in {group.times:,} segments {units.nbytes(cut)}. {_comes_to(report, best)}",
-            f"Write {code[0]}{f', {code[2]}' if code[2] else ''}.",
+            f"Write {code[0]}{f', {code[2]}' if code[2] else ''}.{also}",
             report.peak_bytes - (best.peak_bytes or 0),
             "bytes",
             group.source,
@@ -409,6 +419,38 @@ def steps_together(case: Case) -> Iterator[Advice]:
             stake=max(carry, report.peak_bytes - (best.peak_bytes or 0)),
             code=code[0],
         )
+
+
+def _no_worse(case: Case, key: str, best: Report) -> tuple[Site, Report] | None:
+    """A place around the steps of a loop that keeps its inputs only, with no higher peak and no more repeated work."""
+    engine, inside = case.facts.engine, case.facts.engine.contents()
+    no_worse = [
+        (site, report)
+        for site in (*engine.primal.possible.sites, *engine.sites)
+        if site.key in inside and key in inside[site.key].depths and inside[site.key].depths[site.key] <= DEEPEST
+        if (report := case.other(_POLICIES[0], site.key)) is not None
+        if (report.peak_bytes or math.inf) <= (best.peak_bytes or 0) and report.repeated_flops <= best.repeated_flops
+    ]
+    return min(no_worse, key=lambda row: row[1].peak_bytes or 0, default=None)
+
+
+def _at_site(case: Case, site: Site, best: Report) -> Advice:
+    """What a checkpoint at one place comes to."""
+    engine = case.facts.engine
+    code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
+    has = "no checkpoint" if site.possible else "a checkpoint that saves more than its inputs"
+    return Advice(
+        "no-checkpoint-there",
+        f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has {has}. "
+        f"{_comes_to(case.report, best)}",
+        f"Write {code}{f' on {where}' if where else ''}.",
+        (case.report.peak_bytes or 0) - (best.peak_bytes or 0),
+        "bytes",
+        site.source,
+        best.policy,
+        site.key,
+        code=code,
+    )
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
@@ -424,21 +466,8 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     if site is None or not inside[site.key].gain:
         return
     best = _lowest(case, [(policy, site.key) for policy in _POLICIES], peak)
-    if best is None:
-        return
-    code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
-    yield Advice(
-        "no-checkpoint-there",
-        f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has no checkpoint. "
-        f"{_comes_to(report, best)}",
-        f"Write {code}{f' on {where}' if where else ''}.",
-        peak - (best.peak_bytes or 0),
-        "bytes",
-        site.source,
-        best.policy,
-        site.key,
-        code=code,
-    )
+    if best is not None:
+        yield _at_site(case, site, best)
 
 
 _PARTS = 8  # that a loss is computed in, for example
@@ -523,10 +552,12 @@ def too_wide(case: Case) -> Iterator[Advice]:
         return
     largest = max(wide, key=lambda row: row.nbytes)
     kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
-    part = case.under_checkpoint({row.source for row in wide if row.source}) if not case.facts.engine.sites else None
-    spared, mend = total // 2, f"Keep it in {kind}: .astype(x.dtype) after what makes it {largest.dtype}."
-    if part is not None and part[0] > spared:
-        spared, _, mend = part
+    lines = [{row.source for row in some if row.source} for some in (wide, [largest])]
+    parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.sites else ()
+    part = next(filter(None, parts), None)
+    if part is None or part[0] <= total // 2:
+        return
+    spared, _, mend = part
     maker = largest.primitive or "an argument"
     yield Advice(
         "wide-residuals",

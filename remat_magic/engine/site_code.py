@@ -31,6 +31,8 @@ class CallingLoop:
     module: str = ""
     kind: str = "scan"
     has_inputs: bool = True
+    has_outputs: bool = False
+    lower: str = ""
     is_reversed: bool = False
 
     @classmethod
@@ -43,12 +45,18 @@ class CallingLoop:
             name, kind = callee.who[0], "scan" if carries else "map"
         library = libraries.scan_in(file)
         inputs = len(eqn.invars) > consts + carries
+        lower = ""
+        if kind == "fori_loop":
+            first = eqn.invars[consts]
+            lower = str(int(first.val) or "") if _jax.is_literal(first) else "lower"
         return cls(
             _jax.scan_length(eqn),
             name if name.replace(".", "_").isidentifier() else "body",
             library,
             kind,
             inputs,
+            not all(map(_jax.is_dropped, eqn.outvars[carries:])),
+            lower,
             _jax.is_reversed(eqn),
         )
 
@@ -69,16 +77,22 @@ class CallingLoop:
             within = " by nn.map_variables, under the name that it has" if self.module == "flax.linen" else ""
             comments = [f"variables cut to ({count}, {size}, ...){within}"]
         elif self.kind == "fori_loop":
-            step = f"lambda j, x: {self.function}({size} * i + j, x)"
+            first = f"{self.lower} + " if self.lower else ""
+            step = f"lambda j, x: {self.function}({first}{size} * i + j, x)"
             code = f"jax.checkpoint(lambda i, x: jax.lax.fori_loop(0, {size}, {step}, x){options})"
             code = f"jax.lax.fori_loop(0, {count}, {code}, x)"
         elif self.kind == "map":
             code = f"jax.lax.map(jax.checkpoint(lambda chunk: jax.lax.map({self.function}, chunk){options}), chunks)"
+            code = f"jax.tree.map(jax.numpy.concatenate, {code})"
         else:
             xs, chunks = ("chunk", "chunks") if self.has_inputs else (f"length={size}", f"length={count}")
             step = f"lambda carry, {'chunk' if self.has_inputs else '_'}: "
             step += f"jax.lax.scan({self.function}, carry, {xs}{reverse})"
             code = f"jax.lax.scan(jax.checkpoint({step}{options}), carry, {chunks}{reverse})"
+            if self.has_outputs:
+                code = f"carry, ys = {code}; ys = jax.tree.map(jax.numpy.concatenate, ys)"
+        if self.has_outputs:
+            comments.append(f"ys reshaped to ({count * size}, ...) again")
         if rest:
             comments.append(f"and the last {rest} under a checkpoint of their own")
         return code, comments

@@ -223,8 +223,7 @@ def plan_that_fits(
     if not fitting:
         nearest, measured = min(tried.values(), key=lambda pair: pair[1].needed_bytes or 0)
         in_update = there.report(nearest if nearest.names else nearest.policy, nearest.at).in_update
-        batches = "" if in_update else "smaller batches, "
-        usual = f": use {batches}a device with more memory, or several. {in_update}".strip()
+        usual = f": use a device with more memory, or several. {in_update}".strip()
         raise RematError(
             f"Nothing that was compiled of {name} fits {device.name}, where a program can have {units.nbytes(limit)}: "
             f"{', '.join(texts)}. {called(nearest)} comes nearest{f'. {measured.mend}' if measured.mend else usual}"

@@ -417,5 +417,5 @@ def no_plan(facts: Facts, where: str, limit: int, lowest: Plan | None) -> RematE
     in_update = facts.report(lowest if lowest.names else lowest.policy, lowest.at).in_update
     return RematError(
         f"No plan{where} keeps the estimated peak of {name} within {few}: the least found is {least} "
-        f"({called(lowest)}); raise the budget{f'. {in_update}' if in_update else ', or use smaller batches.'}"
+        f"({called(lowest)}); raise the budget.{f' {in_update}' if in_update else ''}"
     )
