@@ -1,5 +1,6 @@
 """What operations, loops and programs cost: tables of FLOPs and bytes, by textbooks, brute force, JAX and XLA."""
 
+import functools
 import json
 import math
 import subprocess
@@ -628,19 +629,38 @@ def rule_in_scan(w, x):
     return lax.scan(lambda c, _: (recomputing(two_products)(w, c), None), x, length=3)[0]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fixed_point(f, w, x):
+    return lax.fori_loop(0, 1, lambda _, z: f(w, z), f(w, x))
+
+
+def fixed_point_forward(f, w, x):
+    s = fixed_point(f, w, x)
+    return s, (w, s)
+
+
+def fixed_point_backward(f, saved, g):
+    w, s = saved
+    return (*jax.vjp(lambda w: f(w, s), w)[1](g), jnp.zeros_like(s))
+
+
+fixed_point.defvjp(fixed_point_forward, fixed_point_backward)
+
+
 # What the rules run again, in parts of the product of w and x; None: nothing of what ran before.
 BY_RULES = {
     "its function": (recomputing(two_products), 2),
     "its jitted function": (recomputing(jax.jit(two_products)), 2),
     "in a scan": (rule_in_scan, 6),
     "attention": (attention_rule, 8 / 32),
+    "at a fixed point": (lambda w, x: fixed_point(lambda w, z: jnp.tanh(z @ w), w, x), 1),
     "what is saved": (lambda w, x: ruled(lambda _: quantised)(x, w), None),
     "no rule": (two_products, None),
     "a derivative": (lambda w, x: jax.nn.relu(jax.nn.gelu(x @ w)), None),
 }
 
 
-@pytest.mark.parametrize("policy", ["none", "dots_saveable"])
+@pytest.mark.parametrize("policy", ["none", "dots_saveable", "nothing_saveable"])
 @pytest.mark.parametrize("name", BY_RULES)
 def test_what_a_rule_runs_again_is_told(remat3, name, policy):
     """It is no policy's, and counted by none."""

@@ -45,11 +45,12 @@ class Recomputation:
         for scope, eqn in walk(forward, once=True):
             if not scope.inner(eqn):
                 self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
-        self._of_rules = set[Hashable]()
-        for scope, eqn in walk(forward, once=True) if provenances.rules else ():
-            rule = None if scope.inner(eqn) else self._rule_of(scope, eqn)
-            if rule is not None:
-                self._of_rules.add((rule, self._doing(scope, eqn, rule)))
+        self._in_rules = [
+            (scope, eqn, rule)
+            for scope, eqn in (walk(forward, once=True) if provenances.rules else ())
+            if not scope.inner(eqn) and (rule := self._rule_of(scope, eqn)) is not None
+        ]
+        self._of_rules = {(rule, self._doing(scope, eqn, rule)) for scope, eqn, rule in self._in_rules}
         self._told_apart: set[int] = set()
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
@@ -165,11 +166,24 @@ class Recomputation:
 
     def by_rules(self) -> Iterator[tuple[Scope, Any]]:
         """What backward rules of custom derivatives run again of the forward half, whatever the policy."""
-        if self._provenances.has_backward_rules:
-            for scope, eqn in walk(self.top, self.live):
-                leaf = self.live(eqn) and not scope.inner(eqn) and not _jax.is_transparent(eqn)
-                if leaf and not self(eqn) and self._ran_forward(scope, eqn) and not self._reads_cotangent(scope, eqn):
-                    yield scope, eqn
+        if not self._provenances.has_backward_rules:
+            return
+        recomputed = {(id(scope), id(eqn)) for scope, eqn in self.equations}
+
+        def rule_of(scope: Scope, eqn: Any) -> int | None:
+            rule = self._rule_of(scope, eqn)  # what the policy recomputes is to a rule as if it were saved
+            again = rule is not None and any((id(there), id(leaf)) in recomputed for there, leaf in leaves(scope, eqn))
+            return None if again else rule
+
+        ran: dict[int | None, dict[Hashable, tuple[Scope, Any]]] = {}
+        for there, other, rule in self._in_rules:
+            ran.setdefault(rule, {}).setdefault(_signature(there, other, rule_of), (there, other))
+        for scope, eqn in walk(self.top, self.live):
+            leaf = self.live(eqn) and not scope.inner(eqn) and not _jax.is_transparent(eqn)
+            candidates = ran.get(rule_of(scope, eqn), {}).values() if leaf else ()
+            ran_before = any(_same_operation(scope, eqn, *candidate, rule_of) for candidate in candidates)
+            if ran_before and not self._reads_cotangent(scope, eqn):
+                yield scope, eqn
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
         traceback = id(_jax.traceback_of(eqn))
@@ -227,8 +241,19 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
             yield from _expanded(scope.inner(eqn)[number], within)
 
 
-def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int = _DEEP) -> bool:
-    """Whether two equations of one traceback are the same operation, and not one the derivative of the other.
+def _traceback(_: Scope, eqn: Any) -> int:
+    return id(_jax.traceback_of(eqn))
+
+
+def _same_operation(
+    scope: Scope,
+    eqn: Any,
+    there: Scope,
+    other: Any,
+    call: Callable[[Scope, Any], int | None] = _traceback,
+    depth: int = _DEEP,
+) -> bool:
+    """Whether two equations of one traceback, or ``call``, are the same operation, and not one the other's derivative.
 
     The derivative of ``pow`` is a ``pow`` of the same traceback and parameters, so the operands decide: where an
     operation of that traceback makes one (the exponent less one), the same operation must make its counterpart.
@@ -240,21 +265,21 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int
     calls = _called(scope, eqn), _called(there, other)
     if calls[0] != calls[1] or not (calls[0] or _jax.same_params(eqn, other)):
         return False
-    traceback = _jax.traceback_of(eqn)
+    place = call(scope, eqn)
     for operand, other_operand in zip(eqn.invars, other.invars, strict=True):
         if _jax.is_literal(operand) or _jax.is_literal(other_operand):
             if _jax.is_literal(operand) and _jax.is_literal(other_operand) and str(operand) != str(other_operand):
                 return False
             continue
         maker = scope.makers.get(operand) if depth else None
-        if maker is None or _jax.traceback_of(maker[0]) is not traceback:
+        if maker is None or call(scope, maker[0]) != place:
             continue  # came from elsewhere, or was saved: nothing to compare
         if _jax.is_transparent(maker[0]):
             continue
         other_maker = there.makers.get(other_operand)
-        if other_maker is None or _jax.traceback_of(other_maker[0]) is not traceback:
+        if other_maker is None or call(there, other_maker[0]) != place:
             return False
-        if not _same_operation(scope, maker[0], there, other_maker[0], depth - 1):
+        if not _same_operation(scope, maker[0], there, other_maker[0], call, depth - 1):
             return False
     return True
 
@@ -262,18 +287,20 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int
 _FEW = 4
 
 
-def _signature(scope: Scope, eqn: Any, depth: int = _DEEP) -> Hashable:
+def _signature(
+    scope: Scope, eqn: Any, call: Callable[[Scope, Any], int | None] = _traceback, depth: int = _DEEP
+) -> Hashable:
     """All of an equation that another is compared with by ``_same_operation``."""
-    traceback = _jax.traceback_of(eqn)
+    place = call(scope, eqn)
     operands: list[Hashable] = []
     for operand in eqn.invars:
         maker = None if _jax.is_literal(operand) or not depth else scope.makers.get(operand)
         if _jax.is_literal(operand):
             operands.append(str(operand))
-        elif maker is None or _jax.traceback_of(maker[0]) is not traceback:
+        elif maker is None or call(scope, maker[0]) != place:
             operands.append(None)
         else:
-            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0], depth - 1)))
+            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0], call, depth - 1)))
     key = _called(scope, eqn) or _jax.params_key(eqn)
     return eqn.primitive, tuple(var.aval for var in eqn.outvars), key, tuple(operands)
 
