@@ -359,6 +359,42 @@ def test_a_policy_that_would_save_a_complex_value_is_refused_in_a_sentence(key, 
         assert types_of_ours(trace.report(key, "function")) == types_of_jax(loss, SPECTRUM)
 
 
+def written(w, x):
+    """What JAX refuses as it is written."""
+
+    @functools.partial(jax.checkpoint, policy=P.dots_saveable)
+    def block(x):
+        return jnp.tanh(x @ w)
+
+    return jnp.sum(block(block(x)).real ** 2)
+
+
+WRITTEN = jax.ShapeDtypeStruct((8, 8), "complex64"), jax.ShapeDtypeStruct((4, 8), "complex64")
+
+
+@pytest.mark.parametrize("fun", [written, lambda w, x: w - 0.1 * jax.grad(written)(w, x).conj()], ids=["loss", "step"])
+def test_what_jax_refuses_as_it_is_written_is_shown_under_a_policy_that_it_takes(remat3, fun):
+    with pytest.raises(TypeError):
+        jax.eval_shape(jax.grad(written), *WRITTEN)
+    trace = rm.trace(fun, *WRITTEN)
+    with pytest.raises(rm.RematError, match="a complex value .* block may under dots_saveable"):
+        trace.report()
+    (advice,) = trace.advice()
+    assert not trace.report(advice.policy, advice.at).backward_error
+    widget = rm.show(trace)
+    assert (widget.policy, widget.at) == (advice.policy, advice.at)
+    assert advice.sentence in widget.report.notes
+    widget.close()
+    try:
+        jax.eval_shape(jax.grad(jax.checkpoint(written)), *WRITTEN)
+    except TypeError:  # the policy inside saves one once more is run
+        assert "block may under dots_saveable" in trace.report("nothing_saveable", "function").backward_error
+        with pytest.raises(rm.RematError, match="too few: [^;]*; raise the budget\\.$"):
+            trace.plan(100)
+    with pytest.raises(rm.RematError, match="a complex value"):
+        rm.trace(lambda w, x: jax.linearize(written, w, x)[1](w, x), *WRITTEN)
+
+
 def test_that_no_policy_saves_complex_values_is_noted():
     def step(w, x):
         return w - 0.1 * jax.grad(spectrum)(w, x)

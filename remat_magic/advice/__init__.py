@@ -13,7 +13,7 @@ from typing import Any
 from remat_magic import devices
 from remat_magic.advice.rules import ANYWHERE, OF_GRADIENT, Case
 from remat_magic.facts.facts import Facts
-from remat_magic.records import Advice, Listed, Report
+from remat_magic.records import Advice, Listed, RematError, Report
 
 __all__ = ["advise"]
 
@@ -38,7 +38,13 @@ def advise(
     Raises:
         RematError: as ``trace.report``; no such device.
     """
-    case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
+    try:
+        case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
+    except RematError as error:
+        if policy != "as_written" or str(error) not in facts.engine.notes:
+            raise
+        mend = "Choose 'nothing_saveable' at 'sites'."
+        return Listed([Advice("complex-values", str(error), mend, policy="nothing_saveable", at="sites", share=1.0)])
     # What frees memory of the gradient alone lowers no peak that is elsewhere.
     rules = ANYWHERE if case.report.in_update else (*OF_GRADIENT, *ANYWHERE)
     findings = dict[tuple[str, str], Advice]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from remat_magic import _jax
+from remat_magic.engine.failures import COMPLEX
 from remat_magic.engine.signature import Inputs, Leaf
-from remat_magic.engine.sites import Identity
+from remat_magic.engine.sites import Identity, PolicyWriter
 from remat_magic.records import Half, RematError
 
 __all__ = ["Differentiated", "InnerInputs", "half_of", "halves_as_calls", "is_half"]
@@ -117,9 +118,16 @@ def halves_as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
 
     def backward(link: Any, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         def of_primals(*primals: Any) -> list[Any]:
-            return inner.evaluate(*values[:count], *primals)[0]
+            return function.evaluate(*values[:count], *primals)[0]
 
-        _, vjp = jax.vjp(of_primals, *values[count:])
+        function = inner
+        try:
+            _, vjp = jax.vjp(of_primals, *values[count:])
+        except TypeError as error:
+            if COMPLEX not in str(error):
+                raise
+            function = replace(inner, closed=PolicyWriter(lambda _: None)(inner.closed))  # as other policies would
+            _, vjp = jax.vjp(of_primals, *values[count:])
         gradients = [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
         return [gradient + link.astype(gradient.dtype) for gradient in gradients]  # so that each half needs the other
 

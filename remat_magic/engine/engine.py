@@ -325,12 +325,27 @@ class Engine:
         function = self._gradient.function if self._gradient else None
         unknown = why_no_step(self.given, function) if function and self.step is None else ""
         return (
-            *notes.of_program(self.stale, hidden, complex_values=self.primal.has_complex_values),
+            *notes.of_program(self.stale, hidden, complex_values=self._complex_values()),
             *notes.of_gradients(self.given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown),
             *(notes.of_copies(function) if function else ()),
             *notes.of_devices(self.given, self.primal, self.devices, per_device=self.per_device),
             *notes.of_mesh(self.given, self.devices),
             *notes.of_settings(self._settings),
+        )
+
+    def _complex_values(self) -> str:
+        """What is to be said of complex values: that the program saves them as it is written, which JAX refuses."""
+        if not self.primal.has_complex_values:
+            return ""
+        try:
+            self.half(self.select("as_written", None))
+        except RematError as error:
+            if is_passing(error):
+                raise
+            return str(error)
+        return (
+            "JAX cannot save a complex value under a policy: those that would save one cannot be used here, and plans "
+            "recompute them."
         )
 
     def choices(self) -> tuple[Choice, ...]:

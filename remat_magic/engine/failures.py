@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
-__all__ = ["differentiating", "failures", "is_passing"]
+__all__ = ["COMPLEX", "differentiating", "failures", "is_passing"]
+
+
+COMPLEX = "reduce_precision does not accept dtype complex"
+"""What JAX says of a policy that would save a complex value."""
 
 
 @contextlib.contextmanager
-def failures(function: str, policy: str) -> Iterator[None]:
-    """Tell what JAX raises during a retrace in one sentence that names the mend."""
+def failures(function: str, policy: str, written: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Tell what JAX raises during a retrace in one sentence that names the mend.
+
+    ``written`` are the policies by site that the source sets and the choice leaves as they are.
+    """
     try:
         yield
     except RematError:
         raise
     except Exception as error:
-        raise RematError(_sentence(function, policy, error)) from error
+        raise RematError(_sentence(function, policy, error, written)) from error
 
 
 @contextlib.contextmanager
@@ -31,8 +39,9 @@ def differentiating(function: str) -> Iterator[None]:
     except RematError:
         raise
     except Exception as error:
-        if sentence := _undifferentiable(function, error, text_of(error)):
-            raise RematError(sentence) from error
+        text = text_of(error)
+        if COMPLEX in text or _undifferentiable(function, error, text):
+            raise RematError(_sentence(function, "its own policies", error, {})) from error
         raise
 
 
@@ -41,12 +50,15 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error.__cause__, (MemoryError, RecursionError))
 
 
-def _sentence(function: str, policy: str, error: Exception) -> str:
+def _sentence(function: str, policy: str, error: Exception, written: Mapping[str, str]) -> str:
     text = one_line(text_of(error), 4000)
-    if "reduce_precision does not accept dtype complex" in text:
+    if COMPLEX in text:
+        who, sites = f"{function} would under {policy}", " at 'sites'" if written else ""
+        if written and policy in ("as_written", "nothing_saveable"):
+            who = " and ".join(f"{site} may under {own}, as is written" for site, own in written.items())
         return (
-            f"JAX cannot save a complex value under a policy, as {function} would under {policy}: choose one that "
-            "saves none, such as 'nothing_saveable', or name the real and the imaginary part and save these by name."
+            f"JAX cannot save a complex value under a policy, as {who}: choose one that saves none, such as "
+            f"'nothing_saveable'{sites}, or name the real and the imaginary part and save these by name."
         )
     if "Effects not supported" in text:
         effects = text.rsplit(":", 1)[-1].strip()
@@ -75,7 +87,7 @@ def _undifferentiable(function: str, error: Exception, text: str) -> str:
     if "callbacks do not support JVP" in text:
         kind = "a pure_callback" if text.startswith("Pure") else "an io_callback"
         return f"{function} cannot be differentiated: {kind}{place} has no derivative; give it one by jax.custom_vjp."
-    if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text:
+    if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text or "No JVP defined" in text:
         what = one_line(text, 300).rstrip(".")
         return f"{function} cannot be differentiated: {what}{place}; give that part a jax.custom_vjp."
     return ""

@@ -15,14 +15,10 @@ __all__ = ["asked_little", "of_copies", "of_devices", "of_gradients", "of_mesh",
 _NAMED = 4  # of several arguments
 
 
-def of_program(stale: Sequence[str], hidden: Sequence[str], *, complex_values: bool) -> Iterator[Note]:
+def of_program(stale: Sequence[str], hidden: Sequence[str], *, complex_values: str) -> Iterator[Note]:
     """What is to be known of a function; ``hidden`` are the names that only the rules of custom derivatives hold."""
     if complex_values:
-        yield Note(
-            "complex-values",
-            "JAX cannot save a complex value under a policy: those that would save one cannot be used here, and plans "
-            "recompute them.",
-        )
+        yield Note("complex-values", complex_values)
     if stale:
         yield Note(
             "stale-trace",

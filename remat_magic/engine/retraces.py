@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,11 +112,18 @@ class Retraces:
         function = self._primal.function if closed is self._primal.closed else _jax.as_function(closed)
         return function if selection.whole is None else jax.checkpoint(function, policy=selection.whole)
 
+    def _failures(self, selection: Selection) -> contextlib.AbstractContextManager[None]:
+        """Tells JAX's errors under a selection, of the policies too that it leaves as they are."""
+        chosen = {key for key, _ in selection.at_sites}
+        sites = [site for site in self._primal.table.sites if site.policy != "nothing_saveable"]
+        written = {site.key: site.policy for site in sites if site.key not in chosen}
+        return failures(self._primal.name, selection.policy, written)
+
     def forward(self, selection: Selection) -> Forward:
         """The forward half."""
         forward = self._forwards.get(selection.identity)
         if forward is None:
-            with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
+            with self._primal.tracing(), without_gc(), self._failures(selection):
                 forward = self._primal.half(self.program(selection))
             self._forwards[selection.identity] = forward
         return forward
@@ -139,7 +147,7 @@ class Retraces:
         backward = self._backwards.get(selection.identity)
         if backward is None:
             half = self.forward(selection)
-            with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
+            with self._primal.tracing(), without_gc(), self._failures(selection):
                 backward = backward_half(half)
             self._backwards[selection.identity] = backward
         return backward
@@ -158,7 +166,7 @@ class Retraces:
             self.program(selection), primal.signature.differentiated, primal.outputs, primal.signature.vmaps
         )
         types = [input_type(aval, where) for aval, where in zip(primal.types, shardings, strict=True)]
-        with primal.tracing(), without_gc(), failures(primal.name, selection.policy):
+        with primal.tracing(), without_gc(), self._failures(selection):
             jaxpr, lowered = lower(function, types, platform)
         counted = primal.outputs + primal.auxiliary
         return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances)
@@ -175,7 +183,7 @@ class Retraces:
         primal = self._primal
         with primal.tracing():
             naming = self._plan_values.program(selection.at, primal.remat3)
-        with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
+        with primal.tracing(remat3=False), without_gc(), self._failures(selection):
             closed = self._plan_values.program(selection.at, False).closed
             half = primal.half(self._with_policies(selection, closed))
             backward = backward_half(half)

@@ -284,10 +284,20 @@ def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -
         few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
         raise RematError(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
-            "already; raise the budget, or plan for at='function'."
+            f"already; raise the budget{_or_whole(facts, choices.at)}."
         )
     best = _with_bound(min(found, key=order), 0.0 if solution is None else solution.bound)
     return best if solution is None else replace(best, solve_seconds=solution.seconds, timed_out=solution.timed_out)
+
+
+def _or_whole(facts: Facts, at: str) -> str:
+    """That a plan may be made for the whole function, where that saves less and JAX can."""
+    try:
+        whole = facts.report("nothing_saveable", "function")
+        less = not whole.backward_error and whole.saved_bytes < facts.saved_bytes("nothing_saveable", at)
+    except RematError:
+        less = False
+    return ", or plan for at='function'" if less else ""
 
 
 def _policies(choices: Planner, request: Request, policies: Sequence[str]) -> Iterator[Plan]:

@@ -85,7 +85,12 @@ class LiveView(Channel):
         Raises:
             RematError: the policy or the place is of no use for it; nothing has changed then.
         """
-        first = live.preview(policy, live.trace.default_at if at is None else at)
+        try:
+            first = live.preview(policy, live.trace.default_at if at is None else at)
+        except RematError as error:
+            if policy != "as_written" or str(error) not in live.trace.notes:
+                raise
+            first = live.preview("nothing_saveable", "sites")  # what is wrong as it is written is in the notes
         panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
         with self._turning:
             self._wishes = Wishes(Wish(first.policy, first.at))
