@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.places import Places
 
-__all__ = ["Trace", "trace"]
-
 Policy = str | Plan | Callable[..., Any]
 """A key (see :mod:`remat_magic.policies`), a plan, or a policy object of JAX's or your own."""
 

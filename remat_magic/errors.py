@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RematError"]
-
 
 class RematError(ValueError):
     """A mistake that the user can mend; its text is one sentence that says how."""

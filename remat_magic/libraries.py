@@ -20,34 +20,6 @@ import jax.numpy as jnp
 from remat_magic._jax import wrappers
 from remat_magic.user_files import is_library_file
 
-__all__ = [
-    "ModuleGradient",
-    "applied_parameters",
-    "applies_a_model",
-    "checkpointed_by_linen",
-    "checkpoints",
-    "class_name_in_linen",
-    "gradient_by",
-    "has_attributes",
-    "intercepts",
-    "is_gradient",
-    "is_jitted",
-    "is_layer",
-    "is_of",
-    "is_trial_of_linen",
-    "lifted",
-    "loss_of_equinox",
-    "loss_of_nnx",
-    "loss_of_optax",
-    "method_of",
-    "module_kind",
-    "modules_as_they_were",
-    "names_modules",
-    "scan_in",
-    "vjp_of_nnx",
-    "written_class",
-]
-
 
 def _probe(x: Any) -> Any:
     return x

@@ -13,8 +13,6 @@ from remat_magic.errors import RematError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-__all__ = ["mesh"]
-
 
 def mesh(axes: str | Mapping[str, int]) -> Mesh:
     """A mesh to trace on, which may be larger than this machine: ``with jax.set_mesh(rm.mesh("data=4,model=2")): ...``.

@@ -8,8 +8,6 @@ import keyword
 import warnings
 from typing import Final, Literal, overload
 
-__all__ = ["parse_expression", "parse_python", "parse_source"]
-
 _TRIES: Final = 10
 
 

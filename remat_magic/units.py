@@ -6,8 +6,6 @@ import re
 
 from remat_magic.errors import RematError
 
-__all__ = ["apart", "flops", "nbytes", "parse_bytes", "percent", "seconds"]
-
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import jax
 
-__all__ = ["STAND_IN", "is_library_file", "is_user_file"]
-
 STAND_IN = "__remat_magic_choose__"
 """A variable of code that stands in for a function of the user's, while an edit of that is traced."""
 

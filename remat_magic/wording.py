@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["one_line", "printable", "text_of"]
-
 # Control characters but tab and line feed (escape sequences change a terminal), marks that turn the direction of what
 # follows or hide it (those of CVE-2021-42574 among them), and halves of pairs, which no encoding takes.
 _UNFIT = re.compile(

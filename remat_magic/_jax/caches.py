@@ -21,9 +21,6 @@ import jax
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.settings import left_as_found, set_locally, setting
 
-__all__ = ["Generation", "tracing", "user_traces"]
-
-
 _EFFECT = "traces of an inspection stay in JAX's own caches after it"
 _weakref_lru_cache = courtesy("jax._src.util.weakref_lru_cache", _EFFECT)
 

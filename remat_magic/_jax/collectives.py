@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from remat_magic._jax.primitives import names
 from remat_magic._jax.types import nbytes
 
-__all__ = ["Communication", "communication", "sent_bytes"]
-
 
 class Communication(NamedTuple):
     """What one run of a collective tells.

@@ -15,8 +15,6 @@ from jax.experimental import topologies
 from remat_magic._jax.hlo import Module, modules_of
 from remat_magic._jax.private import cannot, courtesy
 
-__all__ = ["ENVIRONMENT", "QUICK", "bytecode", "calls_back", "compile_program"]
-
 _EFFECT = "nothing is compiled for devices that are not here"
 _get_options = courtesy("jax._src.compiler.get_compile_options", _EFFECT)
 _make_context = courtesy("jax._src.interpreters.mlir.make_ir_context", _EFFECT)

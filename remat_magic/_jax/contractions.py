@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTRACTIONS"]
-
 
 def _dot_general(eqn: Any) -> int:
     """``2 b m n k``: each of the b m n outputs sums k products."""

@@ -33,16 +33,6 @@ from remat_magic._jax.primitives import (
 from remat_magic._jax.settings import partitionable_threefry
 from remat_magic._jax.types import memory_space, nbytes
 
-__all__ = [
-    "BYTES",
-    "FLOPS",
-    "element_bodies",
-    "expansion",
-    "is_operation",
-    "kernel_estimate",
-    "moved_bytes",
-]
-
 Flops = Callable[[Any], int | None]
 
 

@@ -11,8 +11,6 @@ from jax.tree_util import tree_leaves
 
 from remat_magic._jax.private import courtesy
 
-__all__ = ["ELSEWHERE", "equations_of", "inputs_of", "makers", "staged", "tracebacks", "variables"]
-
 _trace_now: Any = courtesy("jax._src.core.trace_ctx", "places that have no checkpoint are not offered")
 
 ELSEWHERE = object()

@@ -23,8 +23,6 @@ from jax.core import Tracer
 
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "not_holding", "of_one_trace"]
-
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
 auxiliary data; returns the function to differentiate instead."""

@@ -12,21 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Computation",
-    "Frame",
-    "Instruction",
-    "Module",
-    "fields",
-    "modules_of",
-    "nbytes",
-    "number",
-    "read_dump",
-    "read_module",
-    "text",
-    "trips",
-]
-
 # Fields of HloModuleProto, HloComputationProto, HloInstructionProto, OpMetadata, and StackFrameIndexProto.
 _MODULE_COMPUTATIONS, _MODULE_ENTRY, _MODULE_FRAMES = 3, 6, 17
 _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6

@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["FACTORISATIONS"]
-
 
 def _per_matrix(count: Callable[[Any, int, int], float]) -> Callable[[Any], int]:
     """A formula of (params, rows, columns) of the first operand, for a whole batch."""

@@ -20,8 +20,6 @@ from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
 from remat_magic._jax.simulated import meshes_of, with_devices
 from remat_magic._jax.xla_costs import Told, xla_communicated
 
-__all__ = ["propagated"]
-
 _SHARDINGS = ("sharding", "in_shardings", "out_shardings")  # that a constraint or a call asks for
 
 # What JAX's compilation cache has on disk asks nothing, and would be found again: its key has the addresses of the

@@ -19,30 +19,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from remat_magic._jax.jaxprs import is_literal, open_jaxpr
 from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, is_shard_map, primitive_name
 
-__all__ = [
-    "automatic_devices",
-    "automatic_devices_in",
-    "called_whole",
-    "devices_of",
-    "equation_of_one",
-    "is_abstract",
-    "is_even",
-    "is_replicated",
-    "keeps_shape",
-    "mapped_devices",
-    "mapped_twice",
-    "mesh_devices",
-    "mesh_in_force",
-    "of_one_device",
-    "placed",
-    "shape_of",
-    "sharding_text",
-    "spec_types",
-    "spread_like",
-    "type_in_mesh",
-    "untold_axes",
-]
-
 _Axes = tuple[str, ...]
 _SHAPE_KEPT = ELEMENTWISE | FEW_TERMS | VIEWS
 

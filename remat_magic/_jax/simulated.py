@@ -22,8 +22,6 @@ from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract
 from remat_magic.errors import RematError
 
-__all__ = ["automatic_mesh", "meshes_of", "on_devices_here", "with_devices"]
-
 _MOST = 2048  # more are another process's, XLA's client for CPUs believes; so many take 0.9 GB
 _THREADS = 4  # of a device at most, which sleep
 _EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"

@@ -14,16 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-__all__ = [
-    "GradWrapper",
-    "asks_shardings",
-    "gradient_in",
-    "is_backward_pass",
-    "is_checkpoint",
-    "is_forward_derivative",
-    "is_jitted",
-]
-
 
 class GradWrapper(NamedTuple):
     """What ``jax.grad`` or its like was given."""

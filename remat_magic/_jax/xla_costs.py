@@ -20,8 +20,6 @@ from remat_magic._jax.collectives import sent_bytes
 from remat_magic._jax.hlo import Computation, Module, fields, nbytes, number, text, trips
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Told", "rematerialized", "xla_communicated", "xla_counts"]
-
 _EFFECT = "what XLA counts of a program is not told"
 _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", _EFFECT)
 _hlo_module = courtesy("jaxlib._hlo.HloModule", _EFFECT)

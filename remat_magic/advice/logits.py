@@ -19,8 +19,6 @@ from remat_magic.jaxprs.flow import makers, readers
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import LiveValue, Residual, SourceSpan, Timeline
 
-__all__ = ["Logits", "logits_of"]
-
 _Operation = tuple[Scope, Any]
 
 

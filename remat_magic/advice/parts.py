@@ -17,8 +17,6 @@ from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.parsing import parse_source
 from remat_magic.records import Report, SourceSpan
 
-__all__ = ["lines_of_part", "under_checkpoint"]
-
 
 def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
     """The lines of the whole statements there; None where these cannot be put in a function of their own.

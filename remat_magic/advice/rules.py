@@ -27,8 +27,6 @@ from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key, resolve
 from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, Site, SourceSpan
 
-__all__ = ["ANYWHERE", "OF_GRADIENT", "Case"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenName:

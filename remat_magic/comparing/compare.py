@@ -13,8 +13,6 @@ from remat_magic.policies import OWN
 from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
 from remat_magic.records.base import registered
 
-__all__ = ["compare", "row_of"]
-
 
 def compare(
     facts: Facts,

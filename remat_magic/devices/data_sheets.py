@@ -5,8 +5,6 @@ from __future__ import annotations
 from remat_magic.devices.device import Device
 from remat_magic.devices.targets import Target
 
-__all__ = ["ACCELERATORS"]
-
 _T = 1e12
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from remat_magic.devices.targets import Target, split_name
 from remat_magic.errors import RematError
 
-__all__ = ["Device"]
-
 # Who has a platform's compiler: any of these modules; the extra that installs it.
 _COMPILERS = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "cuda")}
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from remat_magic.errors import RematError
 
-__all__ = ["Target", "split_name"]
-
 _GPUS_OF_HOST = 8
 _LARGEST_FLAT = 256  # chips of a pod whose chips are connected along two dimensions
 _SMALL_CUBOIDS = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))

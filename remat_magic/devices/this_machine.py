@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from remat_magic.devices.device import Device
 
-__all__ = ["THIS_CPU", "this_cpu"]
-
 THIS_CPU = "this CPU"
 
 

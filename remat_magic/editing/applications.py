@@ -16,8 +16,6 @@ from remat_magic import libraries
 from remat_magic.editing.source import Function, ParsedText
 from remat_magic.editing.user_code import UserCode, layers, referent
 
-__all__ = ["PARTIAL", "Application", "applications", "with_policies"]
-
 PARTIAL = "__remat_magic_partial__"  # what functools.partial is called in copied namespaces
 
 

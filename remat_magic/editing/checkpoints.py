@@ -22,8 +22,6 @@ from remat_magic.parsing import parse_expression
 from remat_magic.policies import Key
 from remat_magic.records import Plan, RematError, Site
 
-__all__ = ["Checkpoints", "Way", "ways_at", "ways_of_function"]
-
 _POLICIES = "jax.checkpoint_policies."
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
 

@@ -19,8 +19,6 @@ from remat_magic.facts.facts import Facts
 from remat_magic.parsing import parse_python
 from remat_magic.records import EditedName, FileEdit
 
-__all__ = ["CHECKPOINTS", "EditedTexts"]
-
 # By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
 CHECKPOINTS = {
     "equinox": ("eqx", "import equinox as eqx", "filter_checkpoint"),

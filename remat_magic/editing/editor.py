@@ -49,8 +49,6 @@ from remat_magic.records import (
     Site,
 )
 
-__all__ = ["edit"]
-
 
 def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     """A choice of what to keep as an edit of the source of the traced function.

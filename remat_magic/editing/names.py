@@ -23,21 +23,6 @@ from remat_magic import _jax
 from remat_magic.editing.source import Function, ParsedText, functions_of
 from remat_magic.editing.user_code import UserCode
 
-__all__ = [
-    "PROBE",
-    "ChosenNames",
-    "NameOption",
-    "Skeleton",
-    "body_start",
-    "choose",
-    "grouped",
-    "is_probe",
-    "name_options",
-    "probe",
-    "probed",
-    "suggested",
-]
-
 PROBE = "__remat_magic_probe__"  # the probe's name in the copied namespace
 _PREFIX = "remat_magic/probe "
 

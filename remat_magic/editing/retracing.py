@@ -29,8 +29,6 @@ from remat_magic.libraries import modules_as_they_were
 from remat_magic.records import RematError, Report, Residual, Site
 from remat_magic.user_files import STAND_IN
 
-__all__ = ["NewWrapper", "Retraces", "differences"]
-
 _one_at_a_time = threading.RLock()
 
 

@@ -19,20 +19,6 @@ from remat_magic.jaxprs.spans import as_typed, cell_number, codes_of
 from remat_magic.parsing import parse_source
 from remat_magic.records import FileEdit, RematError, SourceSpan
 
-__all__ = [
-    "Function",
-    "ParsedText",
-    "Position",
-    "TextChanges",
-    "code_objects",
-    "first_line",
-    "functions_of",
-    "literal",
-    "names_call",
-    "number_of",
-    "parsed_text",
-]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Position = tuple[int, int]  # line from 1, column in characters from 0
 

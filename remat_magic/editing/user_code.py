@@ -22,8 +22,6 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = ["UserCode", "layers", "referent"]
-
 Executed = tuple[str, CodeType]  # with its file, since code of two files that is the same is equal
 
 

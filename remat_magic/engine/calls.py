@@ -34,8 +34,6 @@ from remat_magic.libraries import (
 )
 from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = ["Call", "CalledFunction", "Calls", "Interval", "called_from", "frames", "recording", "within_library"]
-
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
 _numbers = itertools.count()
 _UNKNOWN: Any = object()

@@ -18,8 +18,6 @@ from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
-__all__ = ["with_checkpoints"]
-
 
 def with_checkpoints(closed: Any, calls: Calls, possible: PossibleSites, policies: Iterable[tuple[str, Any]]) -> Any:
     """A jaxpr of the program with checkpoints at places that have none.

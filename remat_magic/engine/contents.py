@@ -10,8 +10,6 @@ from remat_magic.engine.possible import Intervals
 from remat_magic.engine.primal import Primal
 from remat_magic.jaxprs.values import is_inexact
 
-__all__ = ["Contents", "contents"]
-
 
 @dataclass(slots=True)
 class Contents:

@@ -18,8 +18,6 @@ from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity, PolicyWriter
 from remat_magic.records import Half, RematError
 
-__all__ = ["Differentiated", "InnerInputs", "half_of", "halves_as_calls", "is_half"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Differentiated:

@@ -45,8 +45,6 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
 
-__all__ = ["Dissection", "Engine", "with_plan"]
-
 
 class Engine:
     """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread.

@@ -10,9 +10,6 @@ from remat_magic.jaxprs.spans import Spans
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
-__all__ = ["COMPLEX", "differentiating", "failures", "is_passing"]
-
-
 COMPLEX = "reduce_precision does not accept dtype complex"
 """What JAX says of a policy that would save a complex value."""
 

@@ -31,8 +31,6 @@ from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.user_files import is_user_file
 
-__all__ = ["find_gradients", "under_policy"]
-
 
 def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
     """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first.

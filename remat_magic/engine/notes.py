@@ -10,8 +10,6 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note
 
-__all__ = ["asked_little", "of_copies", "of_devices", "of_gradients", "of_mesh", "of_program", "of_settings"]
-
 _NAMED = 4  # of several arguments
 
 

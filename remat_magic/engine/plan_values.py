@@ -17,8 +17,6 @@ from remat_magic.policies import Resolved, resolve
 from remat_magic.policies.table import DESTINATION, SOURCE
 from remat_magic.records import Plan, RematError
 
-__all__ = ["PlanValues"]
-
 
 class PlanValues:
     """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.

@@ -26,8 +26,6 @@ from remat_magic.jaxprs.walk import Scope, scopes
 from remat_magic.records import RematError, Site
 from remat_magic.user_files import is_user_file
 
-__all__ = ["Intervals", "PossibleSites", "Where", "is_walked", "possible_sites"]
-
 _KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
 
 

@@ -25,8 +25,6 @@ from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
-__all__ = ["Primal"]
-
 # Operations of a program that XLA is asked about at once: it takes about a second for each thousand, and each choice
 # of a policy about as long again.
 _MOST_ASKED = 2000

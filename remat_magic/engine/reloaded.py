@@ -12,8 +12,6 @@ from typing import Any
 from remat_magic.jaxprs.spans import codes_of
 from remat_magic.user_files import is_user_file
 
-__all__ = ["restore_lines"]
-
 
 def restore_lines() -> None:
     """Let functions that autoreload changed have the code that their file compiles to.

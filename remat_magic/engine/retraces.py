@@ -33,8 +33,6 @@ from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan
 
-__all__ = ["Dissection", "Retraces"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dissection:

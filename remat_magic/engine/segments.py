@@ -15,8 +15,6 @@ import jax.numpy as jnp
 
 from remat_magic import _jax
 
-__all__ = ["SHORTEST", "Checkpoint", "in_segments", "segment_of"]
-
 SHORTEST = 4
 """Steps: of fewer there is nothing to nest."""
 

@@ -11,8 +11,6 @@ from remat_magic import _jax, libraries
 from remat_magic.engine.calls import CalledFunction
 from remat_magic.user_files import is_user_file
 
-__all__ = ["CallingLoop", "code_of", "code_of_calls", "code_of_group"]
-
 # By the module of a library: what it has for jax.checkpoint.
 _CHECKPOINTS = {
     "equinox": "eqx.filter_checkpoint",

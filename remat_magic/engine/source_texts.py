@@ -18,8 +18,6 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_source
 from remat_magic.records import SourceSpan, SourceText
 
-__all__ = ["source_texts"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:

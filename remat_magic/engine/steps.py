@@ -21,18 +21,6 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
-__all__ = [
-    "ITSELF",
-    "Halves",
-    "InnerGradient",
-    "Step",
-    "choose",
-    "inner_gradients",
-    "lowered_step",
-    "step_of",
-    "why_no_step",
-]
-
 ITSELF = "none"
 """The key that asks for the derivative of the function itself."""
 

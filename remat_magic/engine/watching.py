@@ -12,9 +12,6 @@ from typing import Any
 
 from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["watching"]
-
-
 _watchers: dict[int, list[Any]] = {}  # by thread
 _lock = threading.Lock()
 

@@ -21,13 +21,6 @@ from remat_magic.facts.buffers import (
 )
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 
-__all__ = [
-    "arranged",
-    "over_donated",
-    "within_results",
-]
-
-
 # ---------------------------------------------------------------------------------------------------- where results lie
 
 

@@ -13,26 +13,6 @@ from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import StraightLine
 from remat_magic.records import Moment, Phase
 
-__all__ = [
-    "NOTHING",
-    "PLAIN",
-    "Buffers",
-    "DeviceMemory",
-    "Held",
-    "ScheduledStep",
-    "StepBytes",
-    "brought_forward",
-    "described",
-    "last_uses",
-    "lives",
-    "memory_of",
-    "put_off",
-    "results_put_off",
-    "sweep",
-    "written_over",
-]
-
-
 # -------------------------------------------------------------------------------------------- how a device holds values
 
 

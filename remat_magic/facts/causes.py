@@ -16,8 +16,6 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import SourceSpan
 
-__all__ = ["Accumulator", "GivenBack", "Widened", "accumulators", "given_back", "widened"]
-
 _NARROW, _WIDE = ("bf16", "f16"), "f32"
 
 

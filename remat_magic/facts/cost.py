@@ -21,8 +21,6 @@ from remat_magic._jax.formulas import (
 )
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 
-__all__ = ["FREE", "Cost", "Live", "equation_cost", "jaxpr_cost"]
-
 Live = Callable[[Any], bool]
 """Tells an equation that matters from dead code, of which jax_remat3 leaves some in backward jaxprs."""
 

@@ -30,8 +30,6 @@ from remat_magic.records import (
 )
 from remat_magic.records.base import registered
 
-__all__ = ["Facts", "Traced"]
-
 _FAR = 0.3  # of a peak: more than estimates are off as a rule (README.md, "Limits")
 
 

@@ -32,16 +32,6 @@ from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLine, StraightLines
 from remat_magic.records import Kernel, Unit
 
-__all__ = [
-    "fused_operands",
-    "fuses",
-    "kernels_of",
-    "normalized",
-    "shares",
-    "strided",
-    "unheld",
-]
-
 
 @dataclass(eq=False, slots=True)
 class _Value:

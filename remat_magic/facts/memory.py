@@ -57,14 +57,6 @@ from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Half, Moment, Phase
 
-__all__ = [
-    "Schedule",
-    "both_halves",
-    "live_lines",
-    "step_schedule",
-]
-
-
 InnerPeaks = dict[tuple[int, int], int]
 """What one run of a body needs, by its identity and the first slice of a stack."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from remat_magic.devices import THIS_CPU, Device, get
 from remat_magic.records import Kernel, Offloading, Report, Times
 
-__all__ = ["offloading", "seconds", "times"]
-
 
 def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
     """What kernels take on a device if each is limited by arithmetic, memory or its links, whichever is slowest.

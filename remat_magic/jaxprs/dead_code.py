@@ -7,8 +7,6 @@ from typing import Any
 
 from remat_magic import _jax
 
-__all__ = ["LiveEquations", "last_reads"]
-
 
 class LiveEquations:
     """The equations of a jaxpr, at any depth, that its outputs, or those ``wanted`` of them, depend on.

@@ -17,8 +17,6 @@ from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 
-__all__ = ["COMPLEX", "PREFIX", "NamedProgram", "checkpoint_names", "is_given", "name_everything"]
-
 PREFIX = "remat_magic/value "  # no name of a user's begins like this
 COMPLEX = "complex values"
 """What JAX cannot save under a policy, among what names do not reach."""

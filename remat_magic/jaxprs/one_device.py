@@ -15,8 +15,6 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.walk import Scope, walk
 
-__all__ = ["Propagated", "Spread", "TypeOf", "mapped_twice", "own_type", "unknown_values"]
-
 TypeOf = Callable[[Any], Any]
 """Tells the type of a variable or literal, with how it is spread over a mesh."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from remat_magic import _jax
 
-__all__ = ["Renamed", "Rewriter", "without_checks"]
-
 
 class Renamed(dict[Any, Any]):
     """The variables or literals that are read in the place of variables."""

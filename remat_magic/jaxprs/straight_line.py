@@ -12,8 +12,6 @@ from remat_magic._jax.formulas import is_operation
 from remat_magic._jax.primitives import BARRIER, VIEWS
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 
-__all__ = ["LITERAL", "Line", "Operation", "StraightLine", "StraightLines"]
-
 LITERAL = 0
 """The value of every operand that is written in the jaxpr."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.measuring.xla_memory import dump_options, read_dump
 
-__all__ = ["compile_in"]
-
 _TOO_BIG = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -8,8 +8,6 @@ from typing import Any
 from remat_magic import _jax, units
 from remat_magic.records import Measurement, Note, Report
 
-__all__ = ["offload_kept", "without_effect"]
-
 # A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
 # to have fallen by less than this part of it, for the sentence that it does not show.
 _LARGE, _SMALL = 0.2, 0.1

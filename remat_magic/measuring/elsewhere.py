@@ -24,8 +24,6 @@ from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.records import Effort, RematError
 
-__all__ = ["cache_folder", "compile_for"]
-
 _FORMAT = 7  # of what is kept
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler

@@ -14,8 +14,6 @@ from remat_magic.facts.facts import Facts, Traced
 from remat_magic.measuring.measure import arrays_for, check_inputs, failure, place_of, shardings_for, text_of
 from remat_magic.records import GradientDifference, RematError
 
-__all__ = ["check_gradients"]
-
 
 def check_gradients(
     traced: Traced,

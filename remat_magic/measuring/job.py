@@ -27,8 +27,6 @@ from remat_magic.measuring.measure import (
 )
 from remat_magic.records import Effort, Measurement, Plan, Progress, RematError, Report
 
-__all__ = ["Measuring"]
-
 # Compilers for devices that are not here use more than one core each.
 _AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 

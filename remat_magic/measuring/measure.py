@@ -22,22 +22,6 @@ from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_memory import with_texts
 from remat_magic.records import Collective, Effort, Measurement, Note, RematError, XlaMemory
 
-__all__ = [
-    "Stopped",
-    "arrays_for",
-    "check_effort",
-    "check_inputs",
-    "compile_elsewhere",
-    "compile_for_memory",
-    "elsewhere",
-    "failure",
-    "measure",
-    "measure_on",
-    "place_of",
-    "shardings_for",
-    "text_of",
-]
-
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
     """A measurement was given up between two of its steps."""

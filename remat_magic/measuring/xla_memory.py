@@ -26,8 +26,6 @@ from remat_magic.records import SourceSpan, XlaBuffer, XlaMemory
 from remat_magic.records.xla_memory import XlaRole
 from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["dump_options", "read_dump", "with_texts"]
-
 _RANGES, _BUFFERS, _MODULE = (
     f"after_optimizations{end}" for end in ("-live-range.txt", "-buffer-assignment.txt", ".hlo.pb")
 )

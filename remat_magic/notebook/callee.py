@@ -29,8 +29,6 @@ from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
 
-__all__ = ["Callee", "called", "is_meant"]
-
 
 @dataclass(frozen=True, slots=True)
 class Callee:

@@ -22,8 +22,6 @@ from remat_magic.notebook.hooked_call import hooked_expression, magic_call, show
 from remat_magic.notebook.last_call import inspecting
 from remat_magic.notebook.line import parse
 
-__all__ = ["CellTransformer", "mark"]
-
 _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")
 _OTHER_MAGIC = re.compile(r"%%(?!remat\b)\w")
 

@@ -11,8 +11,6 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from remat_magic.notebook.line import NAME_KINDS, option_actions
 from remat_magic.notebook.session import Session
 
-__all__ = ["matcher_for"]
-
 _LINE = re.compile(r"\s*%{1,2}remat\s(?P<written>.*)")
 _AFTER_OPTION = re.compile(
     r"""(?:|.*\s)(?P<option>--?[A-Za-z][\w-]*)[ =]+(?P<value>"[^"]*|'[^']*|[^\s"'(]*(?:\(.*)?)"""

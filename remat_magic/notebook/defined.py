@@ -12,8 +12,6 @@ from remat_magic.notebook.callee import Callee, called
 from remat_magic.notebook.functions import layers, name_of
 from remat_magic.records import RematError
 
-__all__ = ["defined", "with_arguments"]
-
 
 def defined(
     namespace: Mapping[str, Any], functions: Sequence[tuple[str, bool, tuple[str, ...]]]

@@ -20,18 +20,6 @@ from remat_magic import libraries
 from remat_magic._jax.wrappers import is_backward_pass, is_jitted
 from remat_magic.user_files import is_user_file
 
-__all__ = [
-    "consumes",
-    "differentiates",
-    "gives_result",
-    "layers",
-    "lowered_by",
-    "makes_a_function",
-    "name_of",
-    "prepares",
-    "takes_the_function",
-]
-
 # Of JAX's own functions those that are called for what comes out of others.
 _CONSUMERS = (jax.block_until_ready, jax.device_get, jax.device_put, jax.debug.print)
 _CONSUMING_MODULES = sys.stdlib_module_names | {"numpy", "IPython", "matplotlib", "pandas", "rich", "tqdm"}

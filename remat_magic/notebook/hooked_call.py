@@ -16,19 +16,6 @@ from typing import Any, TypeVar
 
 from remat_magic.parsing import parse_python
 
-__all__ = [
-    "Hooked",
-    "asked",
-    "calls_in",
-    "hooked_expression",
-    "is_command",
-    "is_user_call",
-    "later",
-    "magic_call",
-    "shown",
-    "with_fields",
-]
-
 _Node = TypeVar("_Node", bound=ast.AST)
 
 # What is not looked into: it runs several times, later, or perhaps not at all.

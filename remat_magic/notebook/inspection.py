@@ -20,8 +20,6 @@ from remat_magic.notebook.line import Options
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, printable, text_of
 
-__all__ = ["Inspection", "inspected", "named_device", "traced"]
-
 # What rm.trace has parameters of, so that a function's own of these names are given to it beforehand.
 _TAKEN = ("wrt", "has_aux", "gradient")
 

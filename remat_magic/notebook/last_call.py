@@ -22,8 +22,6 @@ from remat_magic.notebook.hooked_call import (
     with_fields,
 )
 
-__all__ = ["inspecting"]
-
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 

@@ -19,8 +19,6 @@ from IPython.core.error import UsageError
 
 from remat_magic.parsing import parse_python
 
-__all__ = ["NAME_KINDS", "Options", "option_actions", "parse", "split_options"]
-
 NAME_KINDS = ("save", "offload")
 
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")

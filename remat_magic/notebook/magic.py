@@ -39,8 +39,6 @@ from remat_magic.wording import printable
 if TYPE_CHECKING:
     from remat_magic.notebook.callee import Callee
 
-__all__ = ["RematMagics", "load", "unload"]
-
 
 @magics_class
 class RematMagics(Magics):

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from remat_magic.notebook.session import Session
 
-__all__ = ["Inspected", "Questions"]
-
 
 class Inspected(NamedTuple):
     """Told apart from a value of the user's; ``widget`` is None with ``--text``."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from remat_magic.records import RematError
 
-__all__ = ["Rebinding", "applied", "original_of"]
-
 
 def applied(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` in the place of ``original``, with the original's metadata."""

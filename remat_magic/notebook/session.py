@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from remat_magic.notebook.rebinding import Rebinding
     from remat_magic.widget import RematWidget
 
-__all__ = ["Session"]
-
 
 class Session:
     """What one shell remembers and shows.

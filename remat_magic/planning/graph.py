@@ -27,8 +27,6 @@ from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.walk import Scope, leaves
 from remat_magic.records import dearest
 
-__all__ = ["Figures", "Graph", "Run", "build", "kept_copies"]
-
 
 class Figures(NamedTuple):
     """What a choice comes to: bytes kept on the device, recomputed FLOPs, bytes moved to the host."""

@@ -22,20 +22,6 @@ from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
 
-__all__ = [
-    "CLEARLY_LOWER",
-    "DEEPEST",
-    "POLICIES",
-    "gainless",
-    "known",
-    "label_of",
-    "lower_elsewhere",
-    "no_gain_at",
-    "no_gain_of",
-    "placing",
-    "searched",
-]
-
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
 POLICIES = (_NOTHING, _BATCHLESS, _DOTS)

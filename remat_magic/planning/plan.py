@@ -20,8 +20,6 @@ from remat_magic.planning.solver import GAP
 from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report
 
-__all__ = ["plan", "plan_that_fits"]
-
 _PLACES = 2  # that are planned for, the usual one for a peak among them
 _CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
 _COMPILED = 6  # plans for a device, of which the last is found as a rule at the third

@@ -29,8 +29,6 @@ from remat_magic.planning.solver import Costs, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
 from remat_magic.records import Plan, PlannedValue, RematError, Report
 
-__all__ = ["FLOPS", "INSIDE", "Objective", "Planner", "budget_bytes", "objective", "planner", "saved_by"]
-
 INSIDE = "values inside "
 
 

@@ -20,8 +20,6 @@ from remat_magic.policies import MIXED
 from remat_magic.records import Plan, PlannedValue, RematError, Report
 from remat_magic.records.plan_file import is_policy
 
-__all__ = ["FEW_NODES", "Request", "best_of_groups", "called", "known_plans", "limit_of", "no_plan", "order", "plan_at"]
-
 _BUILT_IN = (
     "none",
     "everything_saveable",

@@ -30,8 +30,6 @@ from scipy.sparse import csr_array
 
 from remat_magic.planning.graph import Graph
 
-__all__ = ["GAP", "NODES", "Costs", "Problem", "Solution"]
-
 GAP = 0.01
 """How far from its bound a choice may be for the search to end, as a part of its cost."""
 

@@ -19,8 +19,6 @@ from remat_magic.planning.planner import Objective, Planner, planner, saved_by
 from remat_magic.policies import resolve
 from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, WhatIf
 
-__all__ = ["what_if"]
-
 _Policy = str | Plan | Callable[..., Any]
 
 

@@ -13,8 +13,6 @@ from remat_magic.policies.table import CANONICAL, DESTINATION, MODULE, PLAIN, RO
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
 
-__all__ = ["PREFIXES", "Alternative", "Key", "check_combinable", "no_such_policy"]
-
 PREFIXES = ("jax.checkpoint_policies.", "jax.ad_checkpoint.checkpoint_policies.", "checkpoint_policies.")
 _SAVING = "save_only_these_names"
 _EXCLUDING = "save_any_names_but_these"

@@ -24,8 +24,6 @@ from remat_magic.policies.table import (
 )
 from remat_magic.records import Choice, Note, RematError
 
-__all__ = ["Resolved", "describe", "resolve"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resolved:

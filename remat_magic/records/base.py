@@ -10,8 +10,6 @@ from typing import Any, SupportsIndex, TypeVar, overload
 
 from remat_magic.errors import RematError
 
-__all__ = ["Displayed", "Labelled", "Listed", "register", "registered", "write"]
-
 T = TypeVar("T")
 
 # What records do with the help of the layers above, which register it since records import none of them.

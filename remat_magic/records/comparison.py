@@ -15,8 +15,6 @@ from remat_magic.records.measurement import Measurement
 from remat_magic.records.report import Report
 from remat_magic.units import nbytes, parse_bytes
 
-__all__ = ["Comparison", "no_gain"]
-
 # Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
 _TOO_CLOSE = 0.05
 

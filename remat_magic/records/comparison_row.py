@@ -9,8 +9,6 @@ from remat_magic.records.base import Labelled
 from remat_magic.records.measurement import Effort, Measurement
 from remat_magic.records.timeline import Times
 
-__all__ = ["ComparisonRow", "Offloading", "Ranking"]
-
 Offloading = Literal["", "moved", "kept", "unknown"]
 Ranking = Literal["estimate", "compiled"]
 

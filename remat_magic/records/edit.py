@@ -11,8 +11,6 @@ from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.later import Remark
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Edit", "EditedName", "FileEdit"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:

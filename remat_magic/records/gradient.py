@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["GradientCall"]
-
 
 @dataclass(frozen=True, slots=True)
 class GradientCall:

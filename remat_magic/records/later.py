@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["Later", "Remark"]
-
 
 class Later:
     """A record that is worked out when it is first looked into: shown, compared, copied or pickled."""

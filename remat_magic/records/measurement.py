@@ -9,8 +9,6 @@ from remat_magic import units
 from remat_magic.records.note import Note
 from remat_magic.records.xla_memory import XlaMemory
 
-__all__ = ["Collective", "Effort", "GradientDifference", "Measurement", "Progress"]
-
 Effort = Literal["full", "quick"]
 """How much a compiler optimizes: as in production, or less, which takes less time and has other bytes."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-__all__ = ["Note", "NoteKind"]
-
 NoteKind = Literal[
     "stale-trace",
     "gradient-inside",

@@ -9,8 +9,6 @@ from typing import Literal, Protocol, TypeVar
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Equation", "Kernel", "Unit", "dearest", "total_flops"]
-
 Unit = Literal["matmul", "vector"]
 
 

@@ -11,8 +11,6 @@ from remat_magic.records.measurement import Progress
 from remat_magic.records.plan import Plan
 from remat_magic.units import percent
 
-__all__ = ["Places"]
-
 # Of the estimate: with a checkpoint a program is taken to need no less, unless it was seen of others of the same trace.
 _LEAST = 0.75
 

@@ -13,8 +13,6 @@ from remat_magic.records import plan_file
 from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Plan", "PlannedValue", "load_plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedValue:

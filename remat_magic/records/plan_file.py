@@ -11,8 +11,6 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from remat_magic.errors import RematError
 
-__all__ = ["VERSION", "from_json", "is_policy", "read", "read_file", "to_json"]
-
 VERSION = 2
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million

@@ -9,8 +9,6 @@ from typing import Literal
 from remat_magic.records.later import Later
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Program", "ProgramLine", "RecomputationKind"]
-
 RecomputationKind = Literal["", "repeated", "deferred"]
 
 

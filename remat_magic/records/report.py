@@ -16,8 +16,6 @@ from remat_magic.records.residual import Kind, Residual
 from remat_magic.records.site import Site
 from remat_magic.records.source import SourceText
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Displayed, Labelled):

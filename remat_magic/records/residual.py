@@ -7,8 +7,6 @@ from typing import Literal
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Kind", "Origin", "Reader", "Residual"]
-
 Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Site"]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

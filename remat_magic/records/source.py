@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-__all__ = ["SourceSpan", "SourceText"]
-
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Advice", "WhatIf"]
-
 
 @dataclass(frozen=True, slots=True)
 class Advice:

@@ -8,19 +8,6 @@ from typing import Literal
 from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
-__all__ = [
-    "ArgumentRole",
-    "Half",
-    "Life",
-    "LiveKind",
-    "LiveValue",
-    "Moment",
-    "Phase",
-    "StepMemory",
-    "Timeline",
-    "Times",
-]
-
 Half = Literal["forward", "backward"]
 Phase = Literal["forward", "backward", "update"]
 """A half of the gradient, or what a training step does after it."""

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["XlaBuffer", "XlaMemory", "XlaRole"]
-
 XlaRole = Literal["argument", "output", "constant", "saved", "carried", "temporary"]
 """What a buffer is to the compiled program: ``saved`` was made by the forward pass and is read by the backward one,
 ``carried`` is the state of a loop while that runs, ``output`` also what is written over a donated argument."""

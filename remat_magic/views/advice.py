@@ -11,8 +11,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["advice_html", "stake"]
-
 _QUOTED = re.compile("`([^`]+)`")
 
 

@@ -15,8 +15,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key, line_key
 from remat_magic.wording import printable
 
-__all__ = ["KINDS", "lookup", "lookup_attribute", "runs", "thinned", "value_words"]
-
 KINDS = ("arguments", "residuals", "temporaries")
 _MOMENTS = 2000  # told at most: as many as a wide screen has pixels
 

@@ -10,8 +10,6 @@ from remat_magic.records import Equation, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key
 
-__all__ = ["Attribution", "LineRow", "expressions", "line_rows"]
-
 # Longer lists say how many more there are.
 _KINDS_SHOWN = 8
 

@@ -7,8 +7,6 @@ from typing import Any
 from remat_magic.records import ComparisonRow
 from remat_magic.views import format as fmt
 
-__all__ = ["figures"]
-
 
 def figures(row: ComparisonRow) -> dict[str, Any]:
     """A row of a comparison as text: what is saved, the work that is done twice, the peak that it is ranked by.

@@ -16,14 +16,6 @@ from remat_magic.views.style import style
 from remat_magic.views.tables import KEYS
 from remat_magic.views.text import Text
 
-__all__ = [
-    "comparison_html",
-    "comparison_panel",
-    "comparison_table",
-    "gradients_html",
-    "render",
-]
-
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     groups = list[tuple[str, int]]()

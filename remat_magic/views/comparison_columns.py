@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from remat_magic.records import ComparisonRow
 from remat_magic.views import format as fmt
 
-__all__ = ["Column", "columns_of", "simulated"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:

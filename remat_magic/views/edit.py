@@ -12,8 +12,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["edit_html", "edit_sentences", "unnamed_sentences"]
-
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? ")
 
 # Of a text between two changes, so many lines at each end can be unfolded: a cell keeps what is shown below it.

@@ -8,8 +8,6 @@ from remat_magic.records import Measurement
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 
-__all__ = ["estimate_text", "fits_html", "fits_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Said:

@@ -9,8 +9,6 @@ from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 from remat_magic.views.totals import totals, uncounted
 
-__all__ = ["notes_html", "signature_html", "title_html", "totals_html", "whole"]
-
 
 def title_html(title: str) -> str:
     """How the report came about."""

@@ -10,8 +10,6 @@ from typing import Any
 from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-__all__ = ["Word", "split_lines", "words"]
-
 Word = tuple[int, int, str]  # columns from 0, and a letter of the style sheet's: remat-hk, remat-hs, ...
 
 COMMENT = "c"

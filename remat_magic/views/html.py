@@ -21,8 +21,6 @@ from remat_magic.views.svg import truncate
 from remat_magic.views.tables import code_html, table, td
 from remat_magic.views.totals import totals
 
-__all__ = ["kept_html", "others_row", "page_html", "report_html", "static"]
-
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
 _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
 

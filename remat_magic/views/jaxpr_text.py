@@ -12,8 +12,6 @@ from remat_magic.views.linking import linked
 from remat_magic.views.rows import VARIABLE
 from remat_magic.views.tables import KEYS
 
-__all__ = ["jaxprs", "lazy_chunks"]
-
 _CHUNK = 100
 # Hovers on unmarked lines double the size of a big jaxpr for little.
 _PLACES_UP_TO = 2000

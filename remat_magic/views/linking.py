@@ -6,8 +6,6 @@ import zlib
 
 from remat_magic.records import SourceSpan
 
-__all__ = ["expression_key", "line_key", "linked"]
-
 
 def line_key(span: SourceSpan) -> str:
     """Stands for a line: the same text in every view and under every policy. No markup can be in it."""

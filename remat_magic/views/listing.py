@@ -17,8 +17,6 @@ from remat_magic.views.linking import line_key
 from remat_magic.views.marks import Listed, Mark, marked_code, marks_by_line
 from remat_magic.views.tables import KEYS
 
-__all__ = ["listing_html"]
-
 _Line = tuple[str, int | None, int]  # file, cell, number
 _Attributions = dict[_Line, list[Attribution]]  # by the lines that they begin on
 

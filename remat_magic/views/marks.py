@@ -12,8 +12,6 @@ from remat_magic.views.format import escape
 from remat_magic.views.highlight import COMMENT, Word, split_lines
 from remat_magic.views.linking import linked
 
-__all__ = ["Listed", "Mark", "marked_code", "marks_by_line"]
-
 Listed = tuple[int, str, tuple[Word, ...]]
 """A line: its number, its text, and the words to be coloured."""
 

@@ -11,8 +11,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
-__all__ = ["pareto_svg", "stands_for"]
-
 _HEIGHT = 356  # pixels of the whole picture
 _LABEL = 30  # characters of a policy's key beside its point
 _HALF = 6.5  # pixels from the middle of a point to its edge

@@ -6,8 +6,6 @@ from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 
-__all__ = ["peak_bar_html"]
-
 # What is alive anyway comes first. By the kind of a value: how it is called, and by what it is coloured.
 _ROLES = {
     "parameter": ("parameters", "arguments"),

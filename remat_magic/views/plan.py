@@ -10,14 +10,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import planned_cells, table, td
 
-__all__ = [
-    "UNPASTED",
-    "plan_html",
-    "plan_meaning",
-    "plan_rows",
-    "plan_sentences",
-]
-
 UNPASTED = "a plan is an edit of your source; widget.plan.save(path) keeps it too"
 
 

@@ -10,8 +10,6 @@ from remat_magic.views.format import escape
 from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
-__all__ = ["recomputed_html", "residuals_html"]
-
 # So many rows, the biggest, are seen at first: more is not read at a glance.
 _FIRST = 5
 

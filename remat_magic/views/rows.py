@@ -10,20 +10,6 @@ from typing import TypeVar
 from remat_magic.records import Equation, Origin, ProgramLine, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 
-__all__ = [
-    "VARIABLE",
-    "RecomputedRow",
-    "ResidualRow",
-    "axes",
-    "made_by",
-    "name_states",
-    "place",
-    "recomputed_rows",
-    "residual_rows",
-    "residual_words",
-    "unread",
-]
-
 # Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
 FOLD_ALIKE_ABOVE = 40
 

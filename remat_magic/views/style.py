@@ -6,8 +6,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["style"]
-
 _STATIC = Path(__file__).parent / "static"
 
 _SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the cascade

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from remat_magic.views.format import escape
 
-__all__ = ["Frame", "colours", "element", "identifier", "picture", "text", "text_width", "ticks", "truncate"]
-
 # Average advance of a sans-serif at this size; labels are laid out by it, since no font is at hand here.
 FONT = 11
 _ADVANCE = 0.56

@@ -10,8 +10,6 @@ from remat_magic.views.format import escape
 from remat_magic.views.linking import linked
 from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
 
-__all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "what_html", "where_html"]
-
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
 

@@ -24,8 +24,6 @@ from remat_magic.views.rows import (
 from remat_magic.views.totals import totals, uncounted
 from remat_magic.wording import printable
 
-__all__ = ["Text", "grid", "plain", "printed", "render"]
-
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
 _LAID_OUT = 500  # equations: some 20 ms

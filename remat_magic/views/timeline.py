@@ -12,8 +12,6 @@ from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
 
-__all__ = ["held_rows", "timeline_html", "timeline_svg"]
-
 _TOP_ROWS = 10  # of a table
 _BARS = 360  # moments drawn at most; of several in one place the highest is
 _WIDTH, _LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 680, 64, 52, 14, 192, 17  # pixels: all, margins, plot, a line of words

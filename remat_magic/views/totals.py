@@ -8,8 +8,6 @@ from remat_magic.records import Equation, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.rows import axes
 
-__all__ = ["Total", "totals", "uncounted"]
-
 
 @dataclass(frozen=True, slots=True)
 class Total:

@@ -10,8 +10,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS, planned_cells, table, td
 
-__all__ = ["ROWS", "alike_rows", "alike_text", "flip_key", "left_out", "what_if_html"]
-
 _EACH = "what is told is of each of these alone, and the button is for the first"
 
 # Beyond these the exchange is a bad one, and the list a burden.

@@ -10,8 +10,6 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, text
 
-__all__ = ["XLA_STYLE", "held_by_xla_html", "xla_curve", "xla_legend", "xla_name", "xla_words"]
-
 _POINTS = 720  # steps drawn at most; of several in one place the highest is
 XLA_STYLE = (
     f".remat-svg .remat-xla{{fill:none;stroke:{colours['fg']};stroke-width:2}}"

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from remat_magic.widget.panel import SCRIPTS, Panel
 
-__all__ = ["bundle", "widget_script"]
-
 _IMPORT = re.compile(r'import \{ (?P<names>\w+(?:, \w+)*) \} from "(?P<path>\.[\w./-]*/[\w.-]+\.js)";')
 _EXPORT = re.compile(r"export (?=(?:async )?(?:function|const|class) (?P<name>\w+))")
 

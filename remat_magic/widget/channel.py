@@ -7,8 +7,6 @@ from typing import Any
 
 import anywidget
 
-__all__ = ["Channel"]
-
 
 class Channel(anywidget.AnyWidget):
     """An anywidget whose messages are delivered while a cell runs.

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["ID", "button", "search", "select", "taught"]
-
 # Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
 ID = "__remat__"
 

@@ -16,8 +16,6 @@ from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
-__all__ = ["frame"]
-
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
 _MORE = "Compare with another choice, and rarer options; what is unfolded stays so"

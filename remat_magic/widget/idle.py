@@ -14,8 +14,6 @@ from remat_magic.records import Report
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.worker import Worker
 
-__all__ = ["IdleTime", "Prefetch", "forget", "idle_time"]
-
 # Long enough for the next cell of "Run All" to begin first.
 _DELAY = 0.3
 _PAUSE = 0.02

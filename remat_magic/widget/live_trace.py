@@ -10,8 +10,6 @@ from remat_magic import devices
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Measurement, Plan, RematError, Report
 
-__all__ = ["Inputs", "LiveTrace"]
-
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments to run on."""
 

@@ -23,8 +23,6 @@ from remat_magic.widget.rendered import Kept, Rendered
 from remat_magic.widget.wishes import Wish, Wishes
 from remat_magic.widget.worker import Worker, sentence_of
 
-__all__ = ["LiveView"]
-
 
 class LiveView(Channel):
     """What the browser shows of a trace, and the copy of it that is kept with the notebook.

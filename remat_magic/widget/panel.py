@@ -13,8 +13,6 @@ from remat_magic.records import Plan, Report
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.worker import Worker, sentence_of
 
-__all__ = ["SCRIPTS", "OnDemand", "Panel", "Request"]
-
 SCRIPTS = Path(__file__).parent / "scripts"
 """The folder of the scripts that are no panel's own."""
 

@@ -17,8 +17,6 @@ from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
-__all__ = ["Kept", "Rendered"]
-
 _Key = tuple[str, str]
 
 # What a notebook keeps for each cell, as HTML and as text.

@@ -6,8 +6,6 @@ from remat_magic.api import Policy, Trace
 from remat_magic.records import RematError
 from remat_magic.widget.widget import RematWidget
 
-__all__ = ["show"]
-
 
 def show(
     trace: Trace, policy: Policy = "as_written", at: str | None = None, *, device: str | None = None

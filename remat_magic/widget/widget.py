@@ -23,9 +23,6 @@ from remat_magic.widget.wishes import Wish
 from remat_magic.widget.worker import sentence_of
 from remat_magic.wording import printable
 
-__all__ = ["RematWidget"]
-
-
 # By which a page knows whether the view that it has is the newest.
 _NEWEST = ("policy", "at", "complete", "noted", "serial")
 

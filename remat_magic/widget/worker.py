@@ -10,9 +10,6 @@ from typing import Generic, TypeVar
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
-__all__ = ["Worker", "sentence_of"]
-
-
 _T = TypeVar("_T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from remat_magic.views.advice import advice_html
 from remat_magic.widget.panel import OnDemand, Request
 
-__all__ = ["Advice"]
-
 
 class Advice(OnDemand):
     """Findings, each with its mend."""

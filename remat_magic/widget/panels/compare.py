@@ -23,8 +23,6 @@ from remat_magic.widget.panel import Panel, Request
 if TYPE_CHECKING:
     from remat_magic.api import Measuring
 
-__all__ = ["Compare"]
-
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
 _TELL = 0.1  # seconds between two answers that tell what is known so far
 _SAID = {"measure": ("Measuring", "measured"), "places": ("Trying", "tried")}  # of what takes long

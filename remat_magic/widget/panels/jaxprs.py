@@ -11,8 +11,6 @@ from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import taught
 from remat_magic.widget.panel import Panel, Request
 
-__all__ = ["Jaxprs"]
-
 # Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
 _SEND_LINES = 400
 

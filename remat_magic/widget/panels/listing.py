@@ -8,8 +8,6 @@ from remat_magic.records import Report
 from remat_magic.views.listing import listing_html
 from remat_magic.widget.panel import Panel
 
-__all__ = ["Listing"]
-
 
 class Listing(Panel):
     """The user's source."""

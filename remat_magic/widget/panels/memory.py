@@ -9,8 +9,6 @@ from remat_magic.records import Measurement
 from remat_magic.views.timeline import timeline_html
 from remat_magic.widget.panel import OnDemand, Request
 
-__all__ = ["Memory"]
-
 
 class Memory(OnDemand):
     """The estimated memory over time, and over it XLA's own where it was compiled for a device."""

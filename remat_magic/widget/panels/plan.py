@@ -13,8 +13,6 @@ from remat_magic.views.what_if import flip_key, what_if_html
 from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.panel import Panel, Request
 
-__all__ = ["Plan"]
-
 _GONE = "That row is of a list that is no longer here: press What if again, and choose from the new list"
 
 

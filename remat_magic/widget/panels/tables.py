@@ -10,8 +10,6 @@ from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import ID, button, search, taught
 from remat_magic.widget.panel import Panel
 
-__all__ = ["Recomputed", "Residuals"]
-
 _GROUPS = [("", "nothing"), ("line", "line"), ("name", "name"), ("operation", "operation"), ("path", "loop or call")]
 
 
