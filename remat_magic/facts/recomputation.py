@@ -50,7 +50,6 @@ class Recomputation:
             for scope, eqn in (walk(forward, once=True) if provenances.rules else ())
             if not scope.inner(eqn) and (rule := self._rule_of(scope, eqn)) is not None
         ]
-        self._of_rules = {(rule, self._doing(scope, eqn, rule)) for scope, eqn, rule in self._in_rules}
         self._told_apart: set[int] = set()
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
@@ -143,26 +142,13 @@ class Recomputation:
         place = self._provenances.of(eqn, scope.chain) if rules else None
         return next((link for link in reversed(place.chain) if link in rules), None) if place else None
 
-    def _doing(self, scope: Scope, eqn: Any, rule: int, depth: int = _DEEP) -> Hashable:
-        """What an equation does, with what makes its operands in the same call of a custom derivative."""
-        operands: list[Hashable] = []
-        for atom in eqn.invars:
-            maker = None if _jax.is_literal(atom) or not depth else scope.makers.get(atom)
-            if _jax.is_literal(atom):
-                operands.append(str(atom))
-            elif maker is None or self._rule_of(scope, maker[0]) != rule:
-                operands.append(_jax.type_text(atom.aval))
-            else:
-                operands.append(self._doing(scope, maker[0], rule, depth - 1))
-        if _jax.is_transparent(eqn) and operands:
-            return operands[0]
-        what = _called(scope, eqn) or _jax.params_key(eqn)
-        return eqn.primitive, what, (*operands,), tuple(_jax.type_text(var.aval) for var in eqn.outvars)
-
     def _ran_in_rule(self, scope: Scope, eqn: Any) -> bool:
         """Whether the forward half does the same in that call: a rule may have other text than its function."""
         rule = self._rule_of(scope, eqn)
-        return rule is not None and (rule, self._doing(scope, eqn, rule)) in self._of_rules
+        return rule is not None and any(
+            place == rule and _same_operation(scope, eqn, there, other, self._rule_of)
+            for there, other, place in self._in_rules
+        )
 
     def by_rules(self) -> Iterator[tuple[Scope, Any]]:
         """What backward rules of custom derivatives run again of the forward half, whatever the policy."""
