@@ -501,7 +501,9 @@ def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topolog
     assert (measured.error, measured.devices, measured.fits) == ("", 8, True)
     (row,) = trace.compare(["none"], device=device, measurements=[measured]).rows
     assert (row.of_devices, row.needed_bytes) == ("of one of 8 devices", measured.needed_bytes)
-    if not device.startswith("TPU"):  # which has all that so small a program makes on the way in VMEM
+    if device.startswith("TPU"):  # which has what so small a program makes on the way in VMEM: it is estimated too high
+        assert 0.9 * row.needed_bytes <= row.peak_bytes <= 2 * row.needed_bytes
+    else:
         sums = 4 * 4 * 256 * 1024 // 2  # the gradients are summed all together, into memory of their own
         assert row.peak_bytes + sums == pytest.approx(row.needed_bytes, rel=0.1)
     assert row.measured_communicated_bytes == measured.communicated_bytes
