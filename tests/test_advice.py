@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax, units
+from remat_magic.advice.parts import lines_of_part
 from remat_magic.views.advice import advice_html
 from tests.benchmarks import named_models
 from tests.programs import KINDS, PROGRAMS, f32
@@ -565,3 +566,27 @@ def test_advice_that_can_be_tried_has_a_button():
     assert f"<code>{code}</code>" in html
     assert "<button" not in advice._repr_html_()  # where there is no widget to hear of it
     compile(f"{code}\ndef layer(): pass", "pasted", "exec")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "part"),
+    [
+        (3, 3, (3, 4)),  # a statement is taken whole
+        (2, 3, None),  # a loop is more than assignments
+        (4, 5, None),  # the end of a body, and what stands after the loop
+        (5, 6, (5, 6)),
+        (7, 7, None),  # an item of an argument is changed
+    ],
+)
+def test_lines_that_can_be_put_in_a_function_of_their_own(first, last, part, tmp_path):
+    lines = [
+        "def f(p, xs):",
+        "    for x in xs:",
+        "        x = (x @",
+        "             p)",
+        "    y = x + 1",
+        "    z = y * x",
+    ]
+    file = tmp_path / "part.py"
+    file.write_text("\n".join([*lines, "    p[0] = z", "    return z", ""]))
+    assert lines_of_part(str(file), first, last) == part
