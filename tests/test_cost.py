@@ -331,8 +331,14 @@ XLA = {
     "complex convolution": (convolution({"padding": "SAME"}), 0.05, *(S(*s, dtype=C64) for s in CONVOLVED)),
     **{
         f"complex {name}": (getattr(jnp, name), 0, S(64, dtype=C64))
-        for name in ("sin", "cos", "exp", "square", "conj", "real", "imag", "negative", "sum")
+        for name in ("sin", "cos", "exp", "square", "conj", "real", "imag", "negative", "sum", "abs", "exp2", "log1p")
     },
+    **{
+        f"complex {name}": (getattr(jnp, name), 0.02, S(64, dtype=C64))
+        for name in ("sqrt", "log", "sinh", "cosh", "arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh")
+    },
+    "complex logistic": (lax.logistic, 0, S(64, dtype=C64)),
+    "greater of two complex numbers": (lax.max, 0, S(64, dtype=C64), S(64, dtype=C64)),
     "complex product and sum": (lambda x, y: x * y + x, 0, S(64, dtype=C64), S(64, dtype=C64)),
     "complex gradient": (jax.grad(spectral, (0, 1)), 0.02, S(2, 16, 16, dtype=C64), S(4, 256, 16)),
 }
