@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remat_magic import _jax, devices
+from remat_magic import _jax, devices, units
 from remat_magic.api import trace
 from remat_magic.errors import RematError
+from remat_magic.measuring.elsewhere import MOST_KEPT, compiled_folder
 
 
 def environment() -> tuple[list[str], bool]:
@@ -51,7 +52,10 @@ def _compilers() -> list[str]:
     for command in dict.fromkeys(device.install for device in accelerators if device.install):
         lacking = [device.name for device in accelerators if device.install == command]
         lines.append(f"to compile for {', '.join(lacking)}: {command}")
-    return lines
+    folder = compiled_folder()
+    kept = [file.stat().st_size for file in folder.glob("*.json")] if folder else []
+    where = f"is kept in {folder} ({units.nbytes(sum(kept))} of at most {units.nbytes(MOST_KEPT)})"
+    return [*lines, f"what was compiled for them {where if folder else 'is not kept'}"]
 
 
 def _self_check() -> str:

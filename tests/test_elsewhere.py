@@ -31,6 +31,7 @@ from tests.programs import f32
 
 pytestmark = pytest.mark.usefixtures("cache")
 H100, V5E = "H100 SXM", "TPU v5e"
+PYTHON = sys.executable  # while a test pretends that it is another program
 
 
 def compiler(name: str) -> str:
@@ -49,6 +50,13 @@ def loss(ws, x):
 
 
 ARGS = (f32(6, 256, 256), f32(128, 256))
+
+
+def eventually(holds):
+    deadline = time.monotonic() + 600
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def without_lines(timeline):
@@ -190,16 +198,53 @@ def test_what_is_cancelled_is_killed_at_once(pretend):
     started = pretend("time.sleep(600)")
     choices = [(policy, "function") for policy in ("none", "nothing_saveable", "dots_saveable")]
     job = rm.trace(loss, *ARGS).measuring(choices, device=H100)
-    deadline = time.monotonic() + 600
-    while not started.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(started.read_text)
     job.cancel()
     assert job.wait(600)
     assert job.results == ()
     assert job.progress.cancelled
     for pid in started.read_text().split():
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_the_compiler_ends_with_the_process_that_asked(pretend, tmp_path):
+    started = pretend("""
+        import threading
+        from remat_magic.measuring.compiler_process import end_with
+        threading.Thread(target=end_with, args=(sys.stdin.buffer, folder), daemon=True).start()
+        started.with_name("folder").write_text(str(folder))
+        time.sleep(600)
+        """)
+    asks = (
+        "import sys; from remat_magic.measuring import elsewhere; sys.executable = sys.argv[1];"
+        "elsewhere._compiled(b'', {}, 'a device', 'full', 600, lambda: False)"
+    )
+    asking = subprocess.Popen([PYTHON, "-c", asks, sys.executable])
+    named = tmp_path / "folder"
+    eventually(lambda: named.exists() and named.read_text())
+    asking.kill()
+    asking.wait()
+    processes = Path("/proc", started.read_text().strip())
+    eventually(lambda: not Path(named.read_text()).exists() and not processes.exists())
+
+
+def test_what_was_asked_for_longest_ago_goes_first(pretend, cache, monkeypatch):
+    pretend(SIZES)
+    trace, policies = rm.trace(loss, *ARGS), ("none", "nothing_saveable", "dots_saveable")
+
+    def kept(seconds=600.0):
+        measured = (trace.measure(policy, at="function", device=H100, seconds=seconds) for policy in policies)
+        return [not measurement.error for measurement in measured]
+
+    assert kept() == [True] * 3
+    files = sorted((cache / "compiled").iterdir(), key=lambda file: file.stat().st_mtime)
+    for age, file in enumerate(reversed(files)):
+        os.utime(file, (time.time() - 100 * (age + 1),) * 2)
+    assert not trace.measure("none", at="function", device=H100, seconds=0).error  # now the youngest
+    monkeypatch.setattr(elsewhere, "MOST_KEPT", 2.5 * files[0].stat().st_size)
+    rm.trace(loss, f32(6, 128, 128), f32(64, 128)).measure("none", device=H100)
+    assert kept(seconds=0) == [True, False, False]
 
 
 def test_what_cannot_be_compiled_for_names_the_command(monkeypatch):

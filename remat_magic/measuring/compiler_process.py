@@ -2,16 +2,20 @@
 
 FOLDER/request.json says for which. The answer is FOLDER/answer.json, plain data: XLA's bytes, or why there are none.
 A process of its own: XLA's compilers read their settings before JAX is imported, and one that is given up is killed.
+It ends when its standard input does, which is when the process that asked has ended, however that was.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from remat_magic import _jax
 from remat_magic.measuring.xla_memory import dump_options, read_dump
@@ -70,6 +74,14 @@ def _timeline(dump: Path) -> dict[str, Any] | None:
     return None if memory is None else memory.to_dict()
 
 
+def end_with(asking: IO[bytes], folder: Path) -> None:
+    """End this process, and remove its folder, when the one that asked has ended: nobody reads the answer."""
+    asking.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     given = Path(sys.argv[1])
+    threading.Thread(target=end_with, args=(sys.stdin.buffer, given), daemon=True).start()
     (given / "answer.json").write_text(json.dumps(compile_in(given)), encoding="utf-8")

@@ -1,12 +1,15 @@
 """Compiling for a device that is not here: in a process of its own, and never twice.
 
 An answer is kept as plain data in the user's cache folder, by what it follows from: the program, the device and its
-compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is kept.
+compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is kept. The folder holds at most ``MOST_KEPT``
+bytes: the answers that were asked for longest ago go first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +27,7 @@ from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.records import Effort, RematError
 
+MOST_KEPT = 10**9  # bytes
 _FORMAT = 7  # of what is kept
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
@@ -76,6 +80,8 @@ def compile_for(
     if kept is not None and kept.is_file():
         try:
             answer = json.loads(kept.read_text(encoding="utf-8"))
+            with contextlib.suppress(OSError):  # of another user
+                kept.touch()  # asked for now: others are older
             # The bytes are the same wherever the source stands; the lines of what is alive are not.
             timeline = answer["timeline"] if answer["lines"] == lines else _without_lines(answer["timeline"])
             return answer | {"kept": True, "devices": devices, "timeline": timeline}
@@ -117,22 +123,22 @@ def _compiled(
             **(_jax.QUICK if effort == "quick" else {}),
         }
         command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", where]
-        with (folder / "output.txt").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
+        with (
+            (folder / "output.txt").open("wb") as output,
+            subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
                 command,
                 cwd=where,
                 env={**os.environ, **settings},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closed when this process ends, however it ends: the other one ends then too
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # an interrupt of the notebook is not the compiler's
-            )
-        try:
-            _wait(process, name, seconds, stop)
-        finally:
-            if process.poll() is None:
+            ) as process,
+        ):
+            try:
+                _wait(process, name, seconds, stop)
+            finally:
                 process.kill()
-                process.wait()
         answer = folder / "answer.json"
         if process.returncode or not answer.is_file():
             raise RematError(_death(process.returncode, (folder / "output.txt").read_text("utf-8", "replace")))
@@ -164,11 +170,11 @@ def _death(code: int, output: str) -> str:
 # ---------------------------------------------------------------------------------------------------- what is kept
 
 
-def cache_folder() -> Path | None:
-    """Where answers are kept: ``REMAT_MAGIC_CACHE``, else a folder in the user's cache folder; None for nowhere."""
+def compiled_folder() -> Path | None:
+    """Where answers are kept: in ``REMAT_MAGIC_CACHE``, else in the user's cache folder; None for nowhere."""
     own = os.environ.get("REMAT_MAGIC_CACHE")
     if own is not None:
-        return Path(own) if own else None
+        return Path(own, "compiled") if own else None
     try:
         home = Path.home()
     except RuntimeError:  # a user without a home
@@ -179,18 +185,18 @@ def cache_folder() -> Path | None:
         base = home / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return base / "remat_magic"
+    return base / "remat_magic" / "compiled"
 
 
 def _kept(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
     """The file of an answer, by all that it follows from; source positions are not in the text."""
-    folder = cache_folder()
+    folder = compiled_folder()
     if folder is None:
         return None
     versions = {package: _version(package) for package in _PACKAGES}
     own = {name: os.environ.get(name, "") for name in _OWN_SETTINGS}
     key = json.dumps([_FORMAT, text, request, effort, versions, own], sort_keys=True)
-    return folder / "compiled" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _keep(path: Path, answer: Mapping[str, Any]) -> None:
@@ -200,8 +206,18 @@ def _keep(path: Path, answer: Mapping[str, Any]) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             json.dump(answer, file)
         os.replace(file.name, path)
+        _bound(path.parent)
     except OSError:
         pass
+
+
+def _bound(folder: Path) -> None:
+    """Let go of the answers asked for longest ago, until the others are of ``MOST_KEPT`` bytes at most."""
+    files = sorted(((file.stat(), file) for file in folder.iterdir()), key=lambda found: -found[0].st_mtime)
+    together = itertools.accumulate(stat.st_size for stat, _ in files)
+    for (_, file), bytes_so_far in zip(files, together, strict=True):
+        if bytes_so_far > MOST_KEPT:
+            file.unlink(missing_ok=True)
 
 
 def _version(package: str) -> str:
