@@ -444,10 +444,10 @@ def test_only_what_is_html_is_taken_for_html():
     assert "outerHTML" not in script
 
 
-_BREAKS = ("} in (\n  b:f32[]. let", "'\n\"", "a\nb", "\n", "a\r\nb", "a\u2028b", "\x01")
+_BREAKS = ("} in (\n  b:f32[]. let", "'\n\"", "a\nb", "\n", "a\r\nb", "a\u2028b", "\x01", _HALF := "\ud800x")
 
 
-@pytest.mark.parametrize("name", some_of(_BREAKS, *_BREAKS[:2]))
+@pytest.mark.parametrize("name", some_of(_BREAKS, *_BREAKS[:2], _HALF))
 def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_path):
     """In a layer, a checkpoint, a scan and a jitted function: texts are JAX's own; keys, plans and edits name it."""
 
@@ -464,8 +464,11 @@ def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_pa
     only = f"save_only_these_names({name!r})"
     for key in ("as_written", "nothing_saveable", only, f"names(offload=[{name!r}])"):
         report = trace.report(key, "function")
-        assert report.forward.text == str(trace.forward(key, "function"))
-        assert report.backward.text == str(trace.backward(key, "function"))
+        if name == _HALF:  # of which JAX makes no text
+            assert repr(name)[1:-1] in report.forward.text
+        else:
+            assert report.forward.text == str(trace.forward(key, "function"))
+            assert report.backward.text == str(trace.backward(key, "function"))
         assert name not in repr(report)
         assert repr(name) in display.text(report)
         assert report._repr_html_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -51,7 +52,7 @@ class _Tagger:
     """Copies a jaxpr with tokens for tracebacks and, for residuals, variables that tell how they are printed.
 
     Bodies used several times stay shared, as the printer expects. With ``one_line`` no parameter's text has line
-    breaks.
+    breaks, nor halves of surrogate pairs, which the printer refuses.
     """
 
     def __init__(self, residuals: Mapping[Any, int], one_line: bool = False) -> None:
@@ -133,12 +134,13 @@ def _on_one_line(value: Any) -> Any:
     if hasattr(value, "pp_params"):
         return _jax.printing(value, _on_one_line)
     text = str(value)
-    if "\n" not in text:
+    fit = text.replace("\n", _BREAK).encode(errors="backslashreplace").decode()
+    if fit == text:
         return value
     if isinstance(value, str):  # a checkpoint name, of which JAX looks at the text
-        return text.replace("\n", _BREAK)
+        return fit
     shown = _OneLine(value if isinstance(value, tuple) else ())
-    shown.text = text.replace("\n", _BREAK)
+    shown.text = fit
     return shown
 
 
@@ -229,9 +231,10 @@ def program(
     for one_line in (False, True):  # it takes a look at every parameter: only where it must be
         tagger = _Tagger(entered, one_line)
         source_map: list[list[tuple[int, int, Any]]] = []
-        texts = _jax.pretty(tagger.tag(closed, top, 0), source_map).split("\n")
-        if len(texts) == len(source_map):
-            break
+        with contextlib.nullcontext() if one_line else contextlib.suppress(TypeError):  # half of a surrogate pair
+            texts = _jax.pretty(tagger.tag(closed, top, 0), source_map).split("\n")
+            if len(texts) == len(source_map):
+                break
         tagger.close()
     named = tagger.printed(residuals)
     lines: list[ProgramLine] = []
