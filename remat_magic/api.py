@@ -111,12 +111,12 @@ class Trace:
     @property
     def function_name(self) -> str:
         """The function's own name."""
-        return self.engine.function_name
+        return self.engine.primal.name
 
     @property
     def signature(self) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
-        return self.engine.signature
+        return self.engine.primal.text
 
     @property
     def wrt(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Trace:
         first eight, ``"block/3"`` for one checkpoint around each three calls after one another: three steps of a
         ``scan``, ``map`` or ``fori_loop`` that makes one in each step. Each kind is in the order of the first call.
         """
-        return (*self.engine.sites, *self.engine.primal.possible.sites)
+        return (*self.engine.primal.table.sites, *self.engine.primal.possible.sites)
 
     @property
     def groups(self) -> tuple[Site, ...]:
@@ -157,7 +157,7 @@ class Trace:
     @property
     def gradient(self) -> GradientCall | None:
         """The one of ``gradients`` that the trace is of; None where it is of the function's own derivative."""
-        return self.engine.gradient_inside
+        return self.engine.inside and self.engine.inside.call
 
     def of_gradient(self, key: str) -> Trace:
         """The trace of another gradient that the function takes inside, or of the function's own derivative.
@@ -315,7 +315,7 @@ class Trace:
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
-        return self.engine.half(self.engine.select(policy, at)).closed
+        return self.engine.retrace(self.engine.select(policy, at)).forward.closed
 
     def backward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
@@ -323,7 +323,7 @@ class Trace:
         Raises:
             RematError: as ``report``, or the function has no backward half (a ``while_loop`` of unknown length).
         """
-        return self.engine.backward_of(self.engine.select(policy, at))
+        return self.engine.retrace(self.engine.select(policy, at)).backward
 
     def function(
         self,
@@ -341,7 +341,7 @@ class Trace:
             of: the function to apply it to instead, such as the loss itself where the trace is of a training step.
                 Default: the one that was traced.
         """
-        return self.engine.function(policy, at, namespace, of)
+        return self.engine.function(self.engine.select(policy, at, namespace), of)
 
     # ------------------------------------------------------------------------------------------------------- comparing
 

@@ -78,7 +78,7 @@ MODELS = {
 
 def as_reckoned(trace: rm.Trace, at: str) -> bool:
     """Under jax_remat3 a checkpoint inside another keeps its own policy, which no reckoning of the outer one sees."""
-    return not (_jax.remat3() and trace.engine.sites and at == "function")
+    return not (_jax.remat3() and trace.engine.primal.table.sites and at == "function")
 
 
 # Random choices save what nobody would: values in shared and nested bodies, read in one call and not in another.

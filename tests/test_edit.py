@@ -43,12 +43,12 @@ def keeping(trace, *expressions, at=None):
     at = at or trace.engine.default_at
     naming, values = trace.engine.dissect(at).naming, []
     for key, value in naming.values.items():
-        place, primitive = trace.engine.provenances.of(value.eqn), value.eqn.primitive.name
+        place, primitive = trace.engine.primal.provenances.of(value.eqn), value.eqn.primitive.name
         source = place.source if place is not None else None
         if {primitive, source and source.expression} & {*expressions} and value.output is not None:
             values.append(PlannedValue(key, 0, primitive=primitive, source=source))
     assert len(values) >= len(expressions)
-    draft = Plan(trace.engine.function_name, at, "some", 0, 0, 0, 0, tuple(values), fingerprint=naming.fingerprint)
+    draft = Plan(trace.engine.primal.name, at, "some", 0, 0, 0, 0, tuple(values), fingerprint=naming.fingerprint)
     report = trace.report(draft)
     return dataclasses.replace(draft, saved_bytes=report.saved_bytes, recomputed_flops=report.recomputed_flops)
 
@@ -647,7 +647,7 @@ def test_plans_of_programs(name, remat2):
     """What an edit says is complete: it is the plan or every difference is listed, and what is offered is verified."""
     fun, args = PROGRAMS[name]
     trace = rm.trace(fun, *args)
-    for at in ("function", "sites")[: 1 + bool(trace.engine.sites)]:
+    for at in ("function", "sites")[: 1 + bool(trace.engine.primal.table.sites)]:
         try:
             plan = trace.plan(0.4, at)
         except RematError:  # less is never saved there
@@ -965,7 +965,7 @@ def test_what_is_given_must_be_a_choice(module):
 
 def test_a_file_that_has_changed_is_refused(module):
     trace, plan = two_layers(module)
-    path = Path(trace.engine.traced.__code__.co_filename)
+    path = Path(trace.engine.given.fun.__code__.co_filename)
     old = path.read_text()
     path.write_text(f"{old}# more\n")
     assert trace.edit(plan).verified  # the function is the same

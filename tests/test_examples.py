@@ -238,7 +238,7 @@ def test_14_a_scan_tells_what_made_its_residuals(remat3):
 def test_19_a_transformer(how, remat3):
     fun, args = transformer(4, site=True, scanned=how == "scanned")
     trace = rm.trace(fun, *args)
-    assert [(s.key, s.times) for s in trace.engine.sites] == [("block", 4)]
+    assert [(s.key, s.times) for s in trace.engine.primal.table.sites] == [("block", 4)]
     reports = {p: trace.report(p) for p in ("none", "dots_saveable", "nothing_saveable")}
     assert reports["none"].saved_bytes > reports["dots_saveable"].saved_bytes > reports["nothing_saveable"].saved_bytes
     for residual in reports["dots_saveable"].residuals:

@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic._jax import caches
-from remat_magic.engine import halves, retraces, watching
+from remat_magic.engine import halves, retrace, watching
 from remat_magic.measuring import measure as measuring
 from remat_magic.records import RematError
 from remat_magic.widget import RematWidget
@@ -472,7 +472,7 @@ def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
     """
     trace = rm.trace(loss, *SHAPES)
     with monkeypatch.context() as patch:
-        patch.setattr(retraces, "backward_half", lambda half: (_ for _ in ()).throw(error))
+        patch.setattr(retrace, "backward_half", lambda half: (_ for _ in ()).throw(error))
         with pytest.raises(RematError, match=type(error).__name__):
             trace.report("none", "sites")
     assert trace.report("none", "sites").complete

@@ -129,8 +129,8 @@ def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy,
     # Before it is traced, which takes most of the time.
     assume(program.decorator in POLICIES or any(step.site for step, _ in steps_in(program.body)))
     trace = traced(program)
-    assume(trace.engine.sites)
-    site = trace.engine.sites[which // 4 % len(trace.engine.sites)]
+    assume(trace.engine.primal.table.sites)
+    site = trace.engine.primal.table.sites[which // 4 % len(trace.engine.primal.table.sites)]
     chosen = POLICIES.get(policy, policy)
     written = program.under(policy) if which % 4 == 0 else program.under(policy, site.function)
     at = "sites" if which % 4 == 0 else site.key
@@ -173,7 +173,7 @@ def test_reports_hold_together(remat3, program, policy, which):
     written = sum(runs * (1 + (step.op == "shared")) for step, runs in steps if step.site)
     written += program.decorator in POLICIES
     if not any(step.op in ("while", "scope") or step.op.startswith("custom") for step, _ in steps):
-        assert sum(site.times for site in trace.engine.sites) == written
+        assert sum(site.times for site in trace.engine.primal.table.sites) == written
 
     other = ((POLICIES[policy], "function"), (POLICIES[policy], None), ("none", None))[which]
     for chosen, at in (("as_written", None), other):
@@ -195,7 +195,7 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
     policy = data.draw(st.sampled_from(["none", "as_written", *ON_DEVICE]))
     places = [
         "function",
-        *(("sites",) if trace.engine.sites else ()),
+        *(("sites",) if trace.engine.primal.table.sites else ()),
         *(site.key for site in trace.engine.primal.possible.sites),
     ]
     places += [f"{key}/{size}" for key in trace.engine.primal.possible.loops for size in (2, 3)]
@@ -253,7 +253,7 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 )
 def test_a_plan_does_what_it_predicts(remat3, program, fraction, place):
     trace = traced(program)
-    at = "function" if place == "sites" and not trace.engine.sites else place
+    at = "function" if place == "sites" and not trace.engine.primal.table.sites else place
     plan = outcome(lambda: trace.plan(fraction, at))
     if isinstance(plan, Exception):
         assert isinstance(plan, rm.RematError), plan

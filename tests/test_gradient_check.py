@@ -137,7 +137,7 @@ def test_outputs_are_compared_too(monkeypatch):
 def test_places_are_those_of_the_report():
     fun, args = PROGRAMS["scanned_checkpoint"]
     trace = rm.trace(fun, *args)
-    (key,) = (site.key for site in trace.engine.sites)
+    (key,) = (site.key for site in trace.engine.primal.table.sites)
     (told,) = rm.check_gradients(trace, ["as_written"], at=key)
     assert (told.at, told.error) == (key, "")
     (told,) = rm.check_gradients(trace, ["as_written"], at={key: "nothing_saveable"})

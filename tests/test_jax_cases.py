@@ -251,7 +251,7 @@ def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
             assert not report.backward_error
             if name != "numpy_and_python_arguments":
                 check_report(report, trace, policy, at, __file__, tests.programs.__file__)
-        own = trace.default_at == "function" and trace.engine.sites
+        own = trace.default_at == "function" and trace.engine.primal.table.sites
         if policy == "as_written" or not own:
             try:
                 trace.report(policy, "function")

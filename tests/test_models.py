@@ -68,7 +68,7 @@ def agrees(fun, *args, policy="dots_saveable", run=True):
             if row.kind == "intermediate" and row.origins[0].primitive:
                 # On lines of this file, not in the library, which JAX takes for the user's too.
                 assert any(origin.source and Path(origin.source.file) == Path(__file__) for origin in row.origins), row
-    if trace.engine.sites:
+    if trace.engine.primal.table.sites:
         assert trace.report("nothing_saveable", "sites").complete
     if run:
         values = jax.tree.map(some, args)
@@ -79,7 +79,7 @@ def agrees(fun, *args, policy="dots_saveable", run=True):
             return jax.tree.flatten(made)
 
         expected, tree = computed(fun)
-        found, same = computed(trace.function(policy, "sites" if trace.engine.sites else "function"))
+        found, same = computed(trace.function(policy, "sites" if trace.engine.primal.table.sites else "function"))
         assert same == tree
         for mine, theirs in zip(found, expected, strict=True):
             if theirs.dtype != jax.dtypes.float0:
@@ -95,7 +95,7 @@ def argument_names(trace) -> set[str]:
 
 
 def site_names(trace) -> list[str]:
-    return [site.function for site in trace.engine.sites]
+    return [site.function for site in trace.engine.primal.table.sites]
 
 
 def linen_stack(nn, policy=None):
@@ -123,7 +123,7 @@ def linen_stack(nn, policy=None):
 def test_a_scan_of_linen_under_remat_is_one_site(policy):
     loss, params = linen_stack(library("flax.linen"), policy and getattr(jax.checkpoint_policies, policy))
     trace = agrees(loss, params, f32(2, 4))
-    (site,) = trace.engine.sites
+    (site,) = trace.engine.primal.table.sites
     assert site.times == 3  # once in each iteration
     assert site.policy == (policy or "nothing_saveable")
     assert Path(site.source.file) == Path(__file__)
@@ -162,8 +162,8 @@ def test_a_transformer_of_linen_agrees_with_jax():
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
 
     trace = agrees(loss, params, tokens, policy="dots_with_no_batch_dims_saveable")
-    assert sum(site.times for site in trace.engine.sites) == 2
-    assert {site.policy for site in trace.engine.sites} == {"dots_with_no_batch_dims_saveable"}
+    assert sum(site.times for site in trace.engine.primal.table.sites) == 2
+    assert {site.policy for site in trace.engine.primal.table.sites} == {"dots_with_no_batch_dims_saveable"}
     assert any("MultiHeadDotProductAttention_0" in name for name in argument_names(trace))
     assert trace.report().wrt == ("params",)  # tokens are integers
 
@@ -259,7 +259,7 @@ def test_flax_nnx_remat_with_a_policy_in_scan():
         return scan(x, nnx.merge(graph, state)).sum()
 
     trace = agrees(loss, state, f32(2, 4))
-    assert [(site.times, site.policy) for site in trace.engine.sites] == [(3, "dots_saveable")]
+    assert [(site.times, site.policy) for site in trace.engine.primal.table.sites] == [(3, "dots_saveable")]
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ def test_a_model_of_haiku_agrees_with_jax(checkpointed):
     params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((3, 4)))
     trace = agrees(lambda params, x: net.apply(params, None, x), params, f32(3, 4))
     assert "params['mlp/~/linear_0']['w']" in argument_names(trace)
-    assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)] * checkpointed
+    assert [Path(site.source.file) for site in trace.engine.primal.table.sites] == [Path(__file__)] * checkpointed
 
 
 def _integer_labels(optax, logits, labels):
@@ -488,9 +488,9 @@ def _sites_of_jax():
 def test_a_site_is_called_as_the_function_under_a_librarys_checkpoint(made):
     apply, expected, functions = made()
     trace = rm.trace(lambda x: apply(x).sum(), some(f32(3, 4)))
-    assert {site.key: site.times for site in trace.engine.sites} == expected
+    assert {site.key: site.times for site in trace.engine.primal.table.sites} == expected
     assert not any("Checkpoint" in site.key for site in trace.sites)
-    for site in trace.engine.sites:
+    for site in trace.engine.primal.table.sites:
         assert trace.report("none", at=site.key).saved_bytes >= trace.report().saved_bytes
         if site.key in functions:
             code = inspect.unwrap(functions[site.key]).__code__

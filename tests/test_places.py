@@ -188,7 +188,7 @@ def test_steps_that_save_little_but_what_they_carry_are_grouped(name):
 
 def reasons_hold(trace, found, device=None):
     """What was not tried is tried here: where the peak was said to be no lower it is not, and no product is saved."""
-    without = trace.report("none", "sites" if trace.engine.sites else "function", device=device)
+    without = trace.report("none", "sites" if trace.engine.primal.table.sites else "function", device=device)
     for sentence in found.not_tried:
         labels = re.findall(r"(\w+_saveable) at ([^,]+?)(?=[,.] |\.$|, )", sentence.partition(": ")[2])
         for policy, at in labels:

@@ -286,7 +286,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     fun, args, kwargs = hostile(attack)
     trace = rm.trace(fun, *args, **kwargs)
     assert trace.names == (attack,)
-    assert trace.engine.sites
+    assert trace.engine.primal.table.sites
 
     def policy(prim, *_, **__):
         raise ValueError(attack)

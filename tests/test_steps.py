@@ -439,7 +439,7 @@ def test_a_policy_of_a_site_inside_the_loss_goes_there():
 
     params, x, y = arguments()
     trace = rm.trace(step, params, x, y)
-    assert [(site.key, site.times) for site in trace.engine.sites] == [("layer", 3)]
+    assert [(site.key, site.times) for site in trace.engine.primal.table.sites] == [("layer", 3)]
     under = trace.function("nothing_saveable", at="layer")
     assert agree(under(params, x, y), step(params, x, y))
     saved = rm.trace(under, params, x, y).report("as_written").saved_bytes

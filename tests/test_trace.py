@@ -140,7 +140,7 @@ def test_numbers_in_objects_are_settings_unless_asked_for():
     assert rm.trace(lambda s: jnp.sin(s.rate) * s.scale, Settings(0.1, 2)).wrt == ("s",)  # there is nothing else
     arrays = rm.trace(lambda w, s: jnp.sum(w * s.rate * s.scale), w, Settings(0.1, 2, scale=f32(3)))
     assert arrays.wrt == ("w", "s")
-    again = arrays.engine.retraced(arrays.engine.traced)
+    again = arrays.engine.retraced(arrays.engine.given.fun)
     assert again.primal.signature.wrt == arrays.wrt
     assert len(again.primal.signature.arrays) == 2
 
@@ -212,11 +212,11 @@ def test_sites_with_policies_of_their_own(remat3):
         return head(w, x).sum()
 
     trace = rm.trace(net, f32(4, 4), f32(4))
-    assert [(s.key, s.times, s.policy) for s in trace.engine.sites] == [
+    assert [(s.key, s.times, s.policy) for s in trace.engine.primal.table.sites] == [
         ("block", 3, "save_only_these_names('h')"),
         ("head", 1, "nothing_saveable"),
     ]
-    assert all(s.source.line > 0 and s.source.file == __file__ for s in trace.engine.sites)
+    assert all(s.source.line > 0 and s.source.file == __file__ for s in trace.engine.primal.table.sites)
     assert trace.default_at == "sites"
     as_written = trace.report()
     assert [r.name for r in as_written.residuals].count("h") == 3
@@ -547,7 +547,9 @@ def test_an_operation_has_one_number_in_every_program(site):
 
 def test_the_programs_that_are_checkpointed_are_known():
     """So that tests of places try these at their sites, and no others in vain."""
-    assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).engine.sites} == {*CHECKPOINTED}
+    assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).engine.primal.table.sites} == {
+        *CHECKPOINTED
+    }
 
 
 LAYER = "import jax\nimport jax.numpy as jnp\n\n\n@jax.checkpoint\ndef layer(x):\n    return jnp.sin(x)  # {}\n"
@@ -557,8 +559,8 @@ def test_the_same_code_in_two_files_is_told_apart(module):
     one, two = (module(LAYER.format(name), name) for name in ("one", "two"))
     assert one.layer.__wrapped__.__code__ == two.layer.__wrapped__.__code__
     trace = rm.trace(lambda x: jnp.sum(one.layer(two.layer(x))), f32(3))
-    assert [site.key for site in trace.engine.sites] == ["layer:5:two.py", "layer:5:one.py"]
-    assert [Path(site.source.file).stem for site in trace.engine.sites if site.source] == ["two", "one"]
+    assert [site.key for site in trace.engine.primal.table.sites] == ["layer:5:two.py", "layer:5:one.py"]
+    assert [Path(site.source.file).stem for site in trace.engine.primal.table.sites if site.source] == ["two", "one"]
     report = trace.report("everything_saveable", "sites")
     cosines = [row.source for row in report.residuals if row.primitive == "cos"]
     assert [(Path(span.file).stem, span.text.partition("# ")[2]) for span in cosines if span] in (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 
 import remat_magic as rm
-from remat_magic.engine.retraces import Retraces
+from remat_magic.engine.retrace import Retrace
 from remat_magic.records import Plan, RematError
 from tests.generated import programs
 from tests.plan_helpers import EACH_PLACE, as_reckoned, traced, transformer
@@ -136,8 +136,8 @@ def test_rows_take_no_traces_of_their_own(monkeypatch):
     def counted(own):
         return lambda *args, **kwargs: (asked.update([blocks]), own(*args, **kwargs))[1]
 
-    for name in ("forward", "backward", "dissect"):
-        monkeypatch.setattr(Retraces, name, counted(getattr(Retraces, name)))
+    for name in ("forward", "backward", "dissection"):
+        monkeypatch.setattr(vars(Retrace)[name], "_make", counted(vars(Retrace)[name]._make))
     rows = {}
     for blocks in (2, 6):
         fun, args = transformer(blocks)

@@ -78,7 +78,7 @@ class Logits:
 def logits_of(facts: Facts) -> list[Logits]:
     """The products of a traced function whose softmax is a loss, those of one line that are alike once."""
     by_product: dict[int, Logits] = {}
-    for scope, eqn in walk(facts.engine.provenances.closed):
+    for scope, eqn in walk(facts.engine.primal.provenances.closed):
         if _jax.is_exponential(eqn):
             for product, logits in _read(facts, scope, eqn):
                 by_product.setdefault(id(product), logits)
@@ -92,11 +92,11 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
     alike = _of_that_size(scope, exponential, elements, classes) if classes > 1 else None
     if alike is None:
         return
-    spans = [(inner, eqn, facts.engine.provenances.of(eqn, inner.chain)) for inner, eqn in alike]
+    spans = [(inner, eqn, facts.engine.primal.provenances.of(eqn, inner.chain)) for inner, eqn in alike]
     sources = {id(eqn): place.source for _, eqn, place in spans if place is not None and place.source is not None}
     # What a rule of the user's keeps stands where the function of that rule is called.
     rules = {id(rule): (around, rule) for inner, _ in alike for around, rule in _rules_around(inner)}
-    places = [facts.engine.provenances.of(rule, around.chain) for around, rule in rules.values()]
+    places = [facts.engine.primal.provenances.of(rule, around.chain) for around, rule in rules.values()]
     calls = {place.source for place in places if place is not None and place.source is not None}
     for inner, eqn in alike:
         if _jax.is_matmul(eqn) and _near(_size(eqn.outvars[0]), elements):

@@ -40,7 +40,7 @@ def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
 
 def under_checkpoint(facts: Facts, of: SourceSpan, first: int, last: int) -> tuple[Report, Report]:
     """The report of a program as it is, and with some lines of the function ``of`` under a checkpoint at each run."""
-    closed, anew, checkpoint = facts.engine.provenances.closed, Rewriter(), Checkpoint(function="part")
+    closed, anew, checkpoint = facts.engine.primal.provenances.closed, Rewriter(), Checkpoint(function="part")
 
     def rewritten(jaxpr: Any) -> Any:
         return anew(jaxpr, written)

@@ -41,13 +41,13 @@ class GivenName:
 def given_names(engine: Engine) -> list[GivenName]:
     """All names in the order of the program; a body that several calls share counts once."""
     names: dict[tuple[int, tuple[str, ...]], GivenName] = {}
-    for scope, eqn in walk(engine.provenances.closed):
+    for scope, eqn in walk(engine.primal.provenances.closed):
         name = _jax.checkpoint_name_of(eqn)
         if name is None:
             continue
         sites = tuple(engine.primal.site_of(outer) for outer in scope.around() if _jax.is_checkpoint(outer))[::-1]
         if (id(eqn), sites) not in names:
-            source = nearest_span(engine.provenances.spans, scope, eqn)
+            source = nearest_span(engine.primal.provenances.spans, scope, eqn)
             names[id(eqn), sites] = GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0])))
     return list(names.values())
 
@@ -77,11 +77,15 @@ class Case:
     def __post_init__(self) -> None:
         self.report = self.facts.report(*self.asked_for)
         self.names = given_names(self.facts.engine)
-        self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.sites}
+        self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.primal.table.sites}
         if self.report.policy in ("as_written", "mixed"):
             return
         policy, at = key_of(self.report.policy), self.report.at
-        if at == "function" and self.facts.engine.default_at == "function" and len(self.facts.engine.sites) == 1:
+        if (
+            at == "function"
+            and self.facts.engine.default_at == "function"
+            and len(self.facts.engine.primal.table.sites) == 1
+        ):
             at = "sites"  # the function's own decorator
         if at == "function":
             # A checkpoint around others overrules them, but for jax_remat3.
@@ -120,7 +124,7 @@ class Case:
             return None
         try:
             place = planner(self.facts, self.report.at)
-            resolved = resolve(self.policy, self.facts.engine.names, self.namespace, self.facts.engine.function_name)
+            resolved = resolve(self.policy, self.facts.engine.names, self.namespace, self.facts.engine.primal.name)
             return place, saved_by(self.facts, place.parts, resolved) & place.every_value().keys()
         except RematError:
             return None
@@ -207,7 +211,7 @@ def stale(case: Case) -> Iterator[Advice]:
 
 def unknown_name(case: Case) -> Iterator[Advice]:
     """A name that the function does not have, or that is given where the policy's checkpoint does not reach."""
-    function, names = case.facts.engine.function_name, case.facts.engine.names
+    function, names = case.facts.engine.primal.name, case.facts.engine.names
     for policy in dict.fromkeys(case.asked.values()):
         for name in [name for name in policy.names if name not in names]:
             close = difflib.get_close_matches(name, names, 1)
@@ -250,7 +254,7 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
         makers = [before for maker in given.makers for before in makers_of_operands(maker)] if given else []
         inputs = list[str]()
         for maker in makers:
-            place = case.facts.engine.provenances.of(maker.eqn, maker.scope.chain)
+            place = case.facts.engine.primal.provenances.of(maker.eqn, maker.scope.chain)
             inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
         spared = _named_before(case, row.name or "", makers)
         if spared <= 0:
@@ -290,7 +294,9 @@ def changes_nothing(case: Case) -> Iterator[Advice]:
         return
     for key, text in (("none", "no checkpoint at all"), ("as_written", "the program as written")):
         other = case.other(key)
-        if other is None or (key == "as_written" and report.at == "function" and not case.facts.engine.sites):
+        if other is None or (
+            key == "as_written" and report.at == "function" and not case.facts.engine.primal.table.sites
+        ):
             continue
         if _essence(report) == _essence(other):
             yield Advice(
@@ -385,7 +391,7 @@ def steps_together(case: Case) -> Iterator[Advice]:
     for group in engine.primal.possible.groups:
         key = group.key.rpartition("/")[0]
         each = _lowest(case, [(_POLICIES[0], key)], report.peak_bytes) or report
-        on_steps = "none" if key in {site.key for site in engine.sites} else _POLICIES[0]
+        on_steps = "none" if key in {site.key for site in engine.primal.table.sites} else _POLICIES[0]
         both = {key: on_steps, group.key: _POLICIES[0]}
         best = _lowest(case, [(_POLICIES[0], group.key), ("as_written", both)], each.peak_bytes or 0)
         if best is None:
@@ -424,7 +430,7 @@ def _no_worse(case: Case, key: str, best: Report) -> tuple[Site, Report] | None:
     engine, inside = case.facts.engine, case.facts.engine.contents()
     no_worse = [
         (site, report)
-        for site in (*engine.primal.possible.sites, *engine.sites)
+        for site in (*engine.primal.possible.sites, *engine.primal.table.sites)
         if site.key in inside and key in inside[site.key].depths and inside[site.key].depths[site.key] <= DEEPEST
         if (report := case.other(_POLICIES[0], site.key)) is not None
         if (report.peak_bytes or math.inf) <= (best.peak_bytes or 0) and report.repeated_flops <= best.repeated_flops
@@ -521,8 +527,8 @@ _WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth 
 def too_wide(case: Case) -> Iterator[Advice]:
     """Wide residuals of narrow values that met wide arguments, or else in a program of narrow weights."""
     engine = case.facts.engine
-    half = engine.half(engine.select(*case.asked_for))
-    cause = widened(half, engine.provenances, engine.primal.arguments)
+    half = engine.retrace(engine.select(*case.asked_for)).forward
+    cause = widened(half, engine.primal.provenances, engine.primal.arguments)
     if cause is not None and cause.spared > _WIDE_PART / 2 * case.report.saved_bytes:
         yield Advice(
             "wide-residuals",
@@ -551,7 +557,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     largest = max(wide, key=lambda row: row.nbytes)
     kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
     lines = [{row.source for row in some if row.source} for some in (wide, [largest])]
-    parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.sites else ()
+    parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.primal.table.sites else ()
     part = next(filter(None, parts), None)
     if part is None or part[0] <= total // 2:
         return
@@ -679,7 +685,7 @@ def _again(case: Case, value: PlannedValue, left: Collection[str]) -> tuple[int,
         remaining = policy.without(value.name)
         if remaining != policy:
             after, code = case.other(str(remaining)), f"policy={remaining.code}"
-    if not code and (case.built or case.facts.engine.sites):
+    if not code and (case.built or case.facts.engine.primal.table.sites):
         after = case.keeping(left, f"{case.report.label} without {value.name or value.primitive}")
     if after is not None:
         by_plan = (
@@ -688,7 +694,7 @@ def _again(case: Case, value: PlannedValue, left: Collection[str]) -> tuple[int,
         )
         spared = case.report.saved_bytes - after.saved_bytes
         return spared, after.recomputed_flops - case.report.recomputed_flops, f"{code}." if code else by_plan, code
-    if code or case.built or case.facts.engine.sites or value.source is None:
+    if code or case.built or case.facts.engine.primal.table.sites or value.source is None:
         return None
     rows = [row for row in case.report.residuals if row.source == value.source]
     readers = [reader.source for row in rows for reader in row.needed_by if reader.source]

@@ -70,7 +70,7 @@ def compare(
         if report is not None
         for key in (row.policy, *row.same_as)
     }
-    comparison = Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows).with_measurements(measurements)
+    comparison = Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
     without = {row.at for row in comparison if "none" in (row.policy, *row.same_as)}
     rows = [_with_what_helps(facts, row) if row.no_gain or row.at not in without else row for row in comparison]
     return replace(comparison, rows=tuple(rows))

@@ -72,7 +72,7 @@ def _static_arguments(engine: Engine) -> list[int]:
     arrays = {leaf.position for leaf in leaves if leaf.is_array}
     others = {leaf.position for leaf in leaves if not leaf.is_array and leaf.position is not None}
     # The object of a method is no argument of the call that was traced.
-    function: Any = engine.traced
+    function: Any = engine.given.fun
     bound = engine.differentiated_inside is None and (
         isinstance(function, MethodType) or not (isinstance(function, FunctionType) or hasattr(function, "__wrapped__"))
     )
@@ -131,7 +131,9 @@ def _definitions(code: UserCode, who: Identity) -> tuple[tuple[ParsedText, Funct
 
 def _calls(code: UserCode, engine: Engine, who: Identity) -> Iterator[tuple[ParsedText, ast.Call]]:
     """Where the source calls a function, as JAX's tracebacks say."""
-    called = {place for _, eqn in walk(engine.provenances.closed) if (place := called_from(eqn, who)) is not None}
+    called = {
+        place for _, eqn in walk(engine.primal.provenances.closed) if (place := called_from(eqn, who)) is not None
+    }
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
     for text in code.texts.values():
         for node in ast.walk(text.tree):

@@ -114,9 +114,9 @@ class _Editor:
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
-        sites = self._engine.sites
+        sites = self._engine.primal.table.sites
         if at == "function":
-            own = own_checkpoint(self._engine.provenances.closed)
+            own = own_checkpoint(self._engine.primal.provenances.closed)
             at = "" if own is None else self._engine.primal.site_of(own)
         return tuple(site for site in sites if at in ("sites", site.key))
 
@@ -134,7 +134,7 @@ class _Editor:
         naming = planner(self._facts, plan.at).parts.naming
         if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
             raise RematError(
-                f"this plan was made for another program than {self._engine.function_name} as it was traced: make it "
+                f"this plan was made for another program than {self._engine.primal.name} as it was traced: make it "
                 "anew with trace.plan()."
             )
         trees, places = probed(self._code)
@@ -144,7 +144,7 @@ class _Editor:
         with_probes = Skeleton.of(with_places, self._within(facts, plan.at), is_probe)
         if program.operations != with_probes.operations:
             raise RematError(
-                f"{self._engine.function_name} does not make the same program each time that it is traced, so no edit "
+                f"{self._engine.primal.name} does not make the same program each time that it is traced, so no edit "
                 "of it can be verified: take out what depends on chance or on earlier calls."
             )
         options = name_options(with_probes, places)
@@ -259,7 +259,7 @@ class _Editor:
 
     def _empty(self, plan: Plan) -> Edit:
         return Edit(
-            self._engine.function_name,
+            self._engine.primal.name,
             plan.at,
             plan.policy,
             planned_bytes=plan.saved_bytes,
@@ -311,7 +311,7 @@ class _Editor:
         if plan.policy == "as_written":
             return ["the policy is the one that is written, so nothing is to be edited."]
         if plan.policy == "none" and not self._sites(plan.at):
-            return [f"{self._engine.function_name} has no jax.checkpoint of its own to be taken off."]
+            return [f"{self._engine.primal.name} has no jax.checkpoint of its own to be taken off."]
         return []
 
 

@@ -280,12 +280,12 @@ class Retraces:
         """
         with _as_edited(self._code, trees, given, wrappers):
             try:
-                facts = Facts(self._engine.retraced(self._engine.traced))
+                facts = Facts(self._engine.retraced(self._engine.given.fun))
                 return facts, facts.report("as_written")
             except Exception as error:
                 message = str(error).partition("\n")[0].rstrip(".")
                 raise RematError(
-                    f"{self._engine.function_name} raises when it is executed apart from your session, to see what an "
+                    f"{self._engine.primal.name} raises when it is executed apart from your session, to see what an "
                     f"edit does: {type(error).__name__}: {message}."
                 ) from error
 
@@ -302,7 +302,7 @@ class Retraces:
         made = ([place for place in places if place.made_of(it, self._code) is not None] for it in self._code.things)
         several = [of_one for of_one in made if len(of_one) > 1]  # it cannot be told which of them made it
         by_site: dict[str, list[Application]] = {}
-        for _, eqn in walk(facts.engine.provenances.closed):
+        for _, eqn in walk(facts.engine.primal.provenances.closed):
             mark = _jax.checkpoint_policy(eqn) if _jax.is_checkpoint(eqn) else None
             if isinstance(mark, _Mark):
                 place, of_site = places[mark.number], by_site.setdefault(facts.engine.primal.site_of(eqn), [])

@@ -69,10 +69,10 @@ class UserCode:
         Raises:
             RematError: a text is not available, or not what the function was compiled from.
         """
-        function = engine.traced
+        function = engine.given.fun
         code = UserCode(function, [*_reachable(function, engine.inputs_again())])
         by_file: dict[str, set[CodeType]] = {}
-        for file, executed in _executed_codes(engine.given.closed, engine.provenances.closed):
+        for file, executed in _executed_codes(engine.given.closed, engine.primal.provenances.closed):
             by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -14,36 +14,23 @@ import jax
 
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
-from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.contents import Contents, contents
-from remat_magic.engine.differentiated import InnerInputs, half_of
-from remat_magic.engine.failures import failures, is_passing
-from remat_magic.engine.halves import Forward, Gradient
+from remat_magic.engine.differentiated import InnerInputs
+from remat_magic.engine.failures import is_passing
+from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.reloaded import restore_lines
-from remat_magic.engine.retraces import Dissection, Retraces
+from remat_magic.engine.retrace import Dissection, Retrace, kept
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.engine.steps import (
-    ITSELF,
-    Halves,
-    InnerGradient,
-    Step,
-    choose,
-    inner_gradients,
-    lowered_step,
-    step_of,
-    why_no_step,
-)
+from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
 from remat_magic.jaxprs.naming import checkpoint_names
-from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_gradient
-from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
+from remat_magic.records import Choice, GradientCall, Note, Plan, RematError
 
 
 class Engine:
@@ -52,6 +39,7 @@ class Engine:
     Attributes:
         given: the function as it was given; calls stand in its jaxpr for the gradients that it takes.
         primal: the program that the trace is of: one of these gradients' functions, or the function itself.
+        inside: the one of these gradients that the trace is of; None where it is of the function's own derivative.
         sources: the source text of what ran.
         plans: those that a key stands for, where a search has made them.
         lock: is held by whoever retraces.
@@ -72,17 +60,16 @@ class Engine:
         self._asked = fun
         restore_lines()
         self.given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
-        self._fun = self._bound.fun
         self._gradients = inner_gradients(self.given)
         self._begin(gradient, wrt is not None or has_aux)
 
     def _begin(self, gradient: str | None, differentiate: bool) -> None:
         """Choose what the trace is of, and make ready for it; arguments are those of ``choose``."""
         self.plans: dict[str, Plan] = {}
-        fun, given = self._fun, self.given
-        self._gradient = choose(given, self._gradients, gradient, differentiate)
-        if self._gradient is not None:
-            self.primal = self._gradient.primal
+        given, fun = self.given, self.given.fun
+        self.inside = choose(given, self._gradients, gradient, differentiate)
+        if self.inside is not None:
+            self.primal = self.inside.primal
         elif not given.gradients:
             self.primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
@@ -91,21 +78,9 @@ class Engine:
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
         self._selector = Selector(self.primal)
-        self._retraces = Retraces(self.primal, self._selector)
+        self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
+        self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
-        self._calls: dict[int, InnerGradient] = {}  # those of a step that the trace is not of
-        self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-
-    @property
-    def function_name(self) -> str:
-        """The function's own name."""
-        return self.primal.name
-
-    @property
-    def signature(self) -> str:
-        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
-        types = [_jax.type_text(aval) for aval in self.primal.output_types]
-        return self.primal.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
 
     def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
         """The arguments of what ``gradient`` gives: of the training step where it is known, else of the function.
@@ -114,11 +89,6 @@ class Engine:
             alone: of the gradient without the step.
         """
         return self.primal.signature if alone or self.step is None else self.given.signature
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
-        return self.primal.table.sites
 
     def contents(self) -> Mapping[str, Contents]:
         """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""
@@ -131,22 +101,14 @@ class Engine:
         return tuple(gradient.call for gradient in self._gradients)
 
     @property
-    def gradient_inside(self) -> GradientCall | None:
-        """The one of them that the trace is of; None where it is of the function's own derivative."""
-        return None if self._gradient is None else self._gradient.call
-
-    @property
     def differentiated_inside(self) -> Identity | None:
         """Name, file and line of what a training step differentiates; None where the function itself is."""
-        return None if self._gradient is None else self._gradient.function.who
+        return None if self.inside is None else self.inside.function.who
 
-    @functools.cached_property
+    @property
     def step(self) -> Step | None:
-        """The training step that the gradient is taken in; None where there is none, or where it is not known.
-
-        It is not known where the gradient writes to references, is differentiated itself, or is part of another one.
-        """
-        return None if self._gradient is None else step_of(self.given, self._gradient)
+        """The training step that the gradient is taken in; None where there is none, or where it is not known."""
+        return None if self.inside is None else self.inside.step
 
     def of_gradient(self, key: str) -> Self:
         """One of another gradient that the function takes inside, or of the function itself.
@@ -163,7 +125,7 @@ class Engine:
     def _copy(self) -> Self:
         """One that is to begin anew."""
         other: Self = copy.copy(self)
-        other.__dict__.pop("step", None)
+        other.__dict__.pop("_names", None)
         other.lock = threading.RLock()
         return other
 
@@ -187,11 +149,11 @@ class Engine:
         other.given = given
         other._gradients = tuple(InnerGradient(inner.call, inner.function, given) for inner in self._gradients)
         with other.lock, given.tracing():
-            other._begin(ITSELF if self._gradient is None else self._gradient.call.key, False)
+            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
             other.plans = dict(self.plans)
             if not other.per_device:
                 why = given.answer.why_not or other.primal.answer.why_not
-                raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
+                raise RematError(f"XLA cannot be asked how {self.primal.name} is spread over the devices: {why}.")
         return other
 
     def retraced(self, fun: Any) -> Self:
@@ -203,8 +165,8 @@ class Engine:
         given, signature = self.given, self.given.signature
         args, kwargs = self.inputs_again()
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
-        wrt = differentiated if self._gradient is None else None
-        gradient = ITSELF if self._gradient is None else self._gradient.call.key
+        wrt = differentiated if self.inside is None else None
+        gradient = ITSELF if self.inside is None else self.inside.call.key
         with given.tracing():
             other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
         return other.of_one_device() if given.however_long else other
@@ -222,11 +184,6 @@ class Engine:
         return tuple(dict.fromkeys((*self.given.stale, *self.primal.stale)))
 
     @property
-    def provenances(self) -> Provenances:
-        """The primal program and where its operations stand."""
-        return self.primal.provenances
-
-    @property
     def devices(self) -> int:
         """How many devices share the work; 1 without a mesh."""
         return self.primal.devices if self.per_device else self.given.automatic_devices
@@ -236,16 +193,11 @@ class Engine:
         """Whether figures are of one device; not where sharding is automatic, of which no type tells."""
         return self.primal.devices > 1 or self.given.automatic_devices == 1
 
-    @property
-    def traced(self) -> Any:
-        """The function that was traced: as it was given, but for what a method or a partial holds."""
-        return self._fun
-
     # ----------------------------------------------------------------------------------------------------- the places
 
     def place(self, at: str) -> Where | None:
         """Which calls of which function a place is that has no checkpoint; None where it is another place."""
-        return None if at in {site.key for site in self.sites} else self.primal.possible.where(at)
+        return None if at in {site.key for site in self.primal.table.sites} else self.primal.possible.where(at)
 
     def placed(self, at: str) -> Any:
         """The closed jaxpr with checkpoints at a place that has none."""
@@ -253,33 +205,6 @@ class Engine:
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
             primal = self.primal
             return with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
-
-    def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
-        """For each call of ``step`` that stands for a gradient both its halves, by its number.
-
-        Other gradients than the one that the trace is of are as they are written.
-
-        Raises:
-            RematError: one of them has no backward half.
-        """
-        assert self._gradient is not None
-        assert self.step is not None
-        chosen, halves = self._gradient.function, dict[int, Halves]()
-        standing = {half[1] for _, eqn in walk(self.step.closed, once=True) if (half := half_of(eqn))}
-        with self.lock, self.given.tracing():  # whichever thread asks
-            for number, function in enumerate(self.given.gradients):
-                if function is chosen:
-                    both, primal = (self.half(selection), self.backward_of(selection)), self.primal
-                elif number not in standing:  # it stands within another one, or its shapes alone were asked
-                    continue
-                else:
-                    inner = InnerGradient(self._gradient.call, function, self.given)
-                    inner = self._calls.setdefault(number, inner)
-                    primal = inner.primal
-                    own = function.who == chosen.who
-                    both = self._retraces.halves_of(primal, selection) if own else (inner.half, inner.backward)
-                halves[number] = Halves(*both, primal.provenances, primal.arguments)
-        return halves
 
     @property
     def default_at(self) -> str:
@@ -293,23 +218,18 @@ class Engine:
         Nested jaxprs are included, and names that only the rules of custom derivatives hold, which are Python and show
         when they are differentiated.
         """
-        written, hidden = self._names()
+        written, hidden = self._names
         return (*written, *hidden)
 
+    @kept
     def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names that stand in the program, and those that its custom rules hide."""
-        with self.lock:  # a cached_property of Python 3.11 has one lock for all traces, to be taken before this one
-            if self._known_names is None:
-                self._known_names = self._find_names()
-            return self._known_names
-
-    def _find_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         names = checkpoint_names(self.primal.closed)
         if not self.primal.has_custom_rules:
             return names, ()
-        bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
+        bare = self._selector.select(policies.resolve("none"), "sites" if self.primal.table.sites else "function")
         try:
-            revealed = checkpoint_names(self._retraces.forward(bare).closed)
+            revealed = checkpoint_names(self.retrace(bare).forward.closed)
         except Exception as error:
             if is_passing(error):
                 raise
@@ -319,12 +239,14 @@ class Engine:
     @property
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
-        _, hidden = self._names()
-        function = self._gradient.function if self._gradient else None
+        _, hidden = self._names
+        function = self.inside.function if self.inside else None
         unknown = why_no_step(self.given, function) if function and self.step is None else ""
         return (
             *notes.of_program(self.stale, hidden, complex_values=self._complex_values()),
-            *notes.of_gradients(self.given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown),
+            *notes.of_gradients(
+                self.given.name, self.inside and self.inside.call, self.gradients, is_gradient(self.given.fun), unknown
+            ),
             *(notes.of_copies(function) if function else ()),
             *notes.of_devices(self.given, self.primal, self.devices, per_device=self.per_device),
             *notes.of_mesh(self.given, self.devices),
@@ -336,7 +258,7 @@ class Engine:
         if not self.primal.has_complex_values:
             return ""
         try:
-            self.half(self.select("as_written", None))
+            _ = self.retrace(self.select("as_written")).forward
         except RematError as error:
             if is_passing(error):
                 raise
@@ -361,7 +283,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------ the halves
 
-    def select(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Selection:
+    def select(self, policy: Any, at: Any = None, namespace: Mapping[str, Any] | None = None) -> Selection:
         """A policy and a place, made precise.
 
         Raises:
@@ -374,7 +296,8 @@ class Engine:
                 raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
             if not policy.names:
                 return self.select(policy.policy, policy.at)
-            return self._retraces.planned(policy)
+            with self.primal.tracing():
+                return self._values.select(policy)
         if isinstance(at, str) and "=" in at and policy == policies.MIXED:
             at = policy_of_each(at)
         if isinstance(at, Mapping):
@@ -391,7 +314,7 @@ class Engine:
         with self.lock:
             if not (at is None or isinstance(at, str)):
                 raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
-            return self._retraces.dissect(self._selector.select(self._resolve("nothing_saveable", None), at))
+            return self.retrace(self._selector.select(self._resolve("nothing_saveable", None), at)).dissection
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
         cached = self._resolved.get(id(policy))
@@ -399,116 +322,42 @@ class Engine:
             return cached[1]
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
-        resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
+        resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.primal.name))
         if self.primal.remat3 and resolved.own:
             resolved = replace(resolved, notes=(*resolved.notes, notes.asked_little(resolved.key)))
         if namespace is None and resolved.policy is policy:  # which is held anyway, so that its identity stays its own
             self._resolved[id(policy)] = policy, resolved
         return resolved
 
-    def half(self, selection: Selection) -> Forward:
-        """The forward half under a selection: the arrays in, the function's outputs and then the residuals out."""
+    def retrace(self, selection: Selection) -> Retrace:
+        """What JAX makes of the program under a selection: one object for all that make the same program."""
         with self.lock:
-            return self._retraces.forward(selection)
-
-    def backward_of(self, selection: Selection) -> Any:
-        """The closed jaxpr of the backward half under a selection: residuals and cotangents in, gradients out.
-
-        Raises:
-            RematError: the function has none (a ``while_loop`` of unknown length).
-        """
-        with self.lock:
-            return self._retraces.backward(selection)
-
-    def gradient(
-        self,
-        policy: Any = "as_written",
-        at: Any = None,
-        namespace: Mapping[str, Any] | None = None,
-        shardings: Sequence[Any] | None = None,
-        *,
-        alone: bool = False,
-        platform: str | None = None,
-    ) -> Gradient:
-        """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
-
-        Where they are taken in a training step that is known, the step as one program: its Python runs once more.
-
-        Args:
-            policy: as for ``report``, and so are ``at`` and ``namespace``.
-            at: where.
-            namespace: of the policy's identifiers.
-            shardings: one for each array leaf of ``inputs``, None where it is on no particular device; by default those
-                that the arguments had when traced.
-            alone: leave the step out.
-            platform: what to lower for ("tpu", "cuda"), for devices that need not be here: as many as the arguments
-                are shared over. Default: for where the arguments are.
-
-        Raises:
-            RematError: as ``report``, or the function has no backward half, or is that of one device of several.
-        """
-        if shardings is None:
-            shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
-        if platform is None and any(map(_jax.is_abstract, shardings)):
-            raise RematError(
-                "the mesh of the arguments is abstract, a name without devices: compile for a device by name "
-                "(device=), or for arguments on a mesh of devices (simulated ones will do)."
-            )
-        if platform is not None and max(map(_jax.devices_of, shardings), default=1) == 1:
-            shardings = [None] * len(shardings)
-        with self.lock:
-            selection = self.select(policy, at, namespace)
-            if alone or self.step is None:
-                if self._gradient is not None and self._gradient.function.devices:
-                    raise RematError(
-                        f"{self.primal.name} is differentiated on each device by itself, and not to be run alone: "
-                        f"pass inputs=(args, kwargs) of a call of {self.given.name}."
-                    )
-                return self._retraces.gradient(selection, shardings, platform)
-            half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self.primal
-            with self.given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks
-                jaxpr, lowered, donated = lowered_step(
-                    self.given, self.step, self._applied(selection), shardings, platform
-                )
-        counted = primal.outputs + primal.auxiliary
-        return Gradient(
-            selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances, donated
-        )
+            retrace = self._retraces.get(selection.identity)
+            if retrace is None:
+                retrace = Retrace(self.primal, self.inside, self._values, self.lock, selection)
+                self._retraces[selection.identity] = retrace
+            retrace.selection = selection
+            return retrace
 
     # ----------------------------------------------------------------------------------------------------- the function
 
-    def function(
-        self,
-        policy: Any = "as_written",
-        at: Any = None,
-        namespace: Mapping[str, Any] | None = None,
-        of: Callable[..., Any] | None = None,
-    ) -> Callable[..., Any]:
+    def function(self, selection: Selection, of: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """A callable like the traced function, or like ``of``, with a policy applied.
 
         It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
         ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
         """
-        with self.lock:
-            applied = self._applied(self.select(policy, at, namespace), of)
-            return applied if of is not None else self._bound.around(applied, self._asked)
-
-    def _applied(self, selection: Selection, of: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        fun = self._fun if of is None else of
-        if selection.whole is None and not selection.at_sites:
-            return fun
-        rewrite = self._retraces.rewriting(selection)
-        if self._gradient is not None and of is None:
-            inside = self._gradient.function.who
-            return step_with_policy(fun, inside, selection.policy, rewrite, self.primal.remat3)
-        primal = self.primal
-        return with_policy(fun, primal.name, selection.policy, rewrite, primal.tracing_again, primal.calls)
+        retrace = self.retrace(selection)
+        if of is not None:
+            return retrace.applied(of, alone=True)
+        return self._bound.around(retrace.applied(self.given.fun), self._asked)
 
     def close(self) -> None:
         """Drop every retrace."""
         with self.lock:
             self.plans.clear()
             self._retraces.clear()
+            self._values.clear()
 
 
 def _traced(
@@ -556,10 +405,10 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     def applied(*args: Any, **kwargs: Any) -> Any:
         with _jax.not_holding():  # a trace of the step looks for its gradients with the plan in them
             engine = Engine(fun, args, kwargs, None, False)
-            if engine.gradients and engine.function_name != plan.function:
+            if engine.gradients and engine.primal.name != plan.function:
                 inside = (gradient.key for gradient in engine.gradients if gradient.function == plan.function)
                 engine = engine.of_gradient(next(inside, ITSELF))
-            planned = engine.function(plan)
+            planned = engine.function(engine.select(plan))
         return planned(*args, **kwargs)
 
     return applied

@@ -187,13 +187,11 @@ class Gradient:
     """A program that takes a trace's array leaves and returns its outputs, auxiliary outputs and gradients, flat.
 
     Or the training step around it, which takes the step's array leaves and returns what the step does, flat.
-    ``policy`` and ``at`` are those of the report; ``jaxpr`` is the program, ``lowered`` is ready to compile.
+    ``jaxpr`` is the program, ``lowered`` is ready to compile.
     ``forward`` and ``backward`` are the halves that the report is of. ``outputs`` counts the gradient's outputs and
     auxiliary outputs. ``donated`` are the positions of the arguments that it may write over.
     """
 
-    policy: str
-    at: str
     jaxpr: Any
     lowered: jax.stages.Lowered
     forward: Forward

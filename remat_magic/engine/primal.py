@@ -52,6 +52,7 @@ class Primal:
         however_long: whether XLA is asked about it of whatever size it is.
 
     Attributes:
+        fun: as given.
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
         updating: the same with what the function puts into its arguments as further outputs.
         outputs: how many outputs it has.
@@ -81,7 +82,7 @@ class Primal:
         shardings: tuple[Sequence[Any], Sequence[Any]] | None = None,
         however_long: bool = False,
     ) -> None:
-        self.signature = signature
+        self.fun, self.signature = fun, signature
         self.however_long = however_long
         _jax.require()
         self.remat3 = _jax.remat3()
@@ -184,6 +185,12 @@ class Primal:
     def name(self) -> str:
         """The function's own name."""
         return self.signature.function
+
+    @property
+    def text(self) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
+        types = [_jax.type_text(aval) for aval in self.output_types]
+        return self.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
 
     @property
     def output_types(self) -> tuple[Any, ...]:

@@ -35,15 +35,28 @@ class InnerGradient:
     """
 
     def __init__(self, call: GradientCall, function: Differentiated, given: Primal) -> None:
-        self.call, self.function, self._given = call, function, given
+        self.call, self.function, self.given = call, function, given
 
     @functools.cached_property
     def primal(self) -> Primal:
         """The function that is differentiated, as a program of its own."""
-        function, given = self.function, self._given
+        function, given = self.function, self.given
         shardings = given.shardings_of(function)
         inputs, however_long = InnerInputs(function), given.however_long
         return Primal(function.evaluate, inputs, True, False, given.calls, shardings, however_long)
+
+    @functools.cached_property
+    def step(self) -> Step | None:
+        """The training step that takes it; None where that is not known.
+
+        It is not known where the gradient writes to references, is differentiated itself, or is part of another one.
+        """
+        return step_of(self.given, self)
+
+    @functools.cached_property
+    def others(self) -> tuple[InnerGradient, ...]:
+        """Each gradient that the program takes, by its number: also those that are not told of."""
+        return tuple(InnerGradient(self.call, function, self.given) for function in self.given.gradients)
 
     @functools.cached_property
     def half(self) -> Forward:

@@ -38,7 +38,7 @@ class GivenBack:
 def given_back(engine: Engine) -> Iterator[GivenBack]:
     """The arguments that a function, or the training step around it, gives back as they came, and not given away."""
     step = engine.step
-    closed, names, provenances = engine.provenances.closed, engine.primal.arguments, engine.provenances
+    closed, names, provenances = engine.primal.provenances.closed, engine.primal.arguments, engine.primal.provenances
     if step is not None:
         closed, names, provenances = step.closed, step.given.arguments, step.given.provenances
     top = Scope(_jax.open_jaxpr(closed))

@@ -89,7 +89,10 @@ class Facts:
             report = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
             if report is None:
                 report = self._previews[selection.report_key] = reports.preview(
-                    self._blank(selection), engine.half(selection), engine.provenances, engine.primal.arguments
+                    self._blank(selection),
+                    engine.retrace(selection).forward,
+                    engine.primal.provenances,
+                    engine.primal.arguments,
                 )
             return report
 
@@ -122,20 +125,20 @@ class Facts:
                 report = self._as_selected(selection, *self._by_program[selection.identity])
             elif report is None:
                 first = self.preview(policy, at, namespace)
-                half = engine.half(selection)
+                half = engine.retrace(selection).forward
                 try:
-                    backward = engine.backward_of(selection)
+                    backward = engine.retrace(selection).backward
                 except RematError as error:
                     if is_passing(error):
                         raise
-                    report = reports.without_backward(first, half, engine.provenances, str(error))
+                    report = reports.without_backward(first, half, engine.primal.provenances, str(error))
                 else:
                     schedule = None if engine.step is None else self._schedule(selection)
                     report = reports.full(
                         first,
                         half,
                         backward,
-                        engine.provenances,
+                        engine.primal.provenances,
                         self._memory,
                         schedule,
                         self._roles(),
@@ -210,9 +213,9 @@ class Facts:
                 return self._reports[selection.report_key].saved_bytes
             if selection.report_key in self._saved:
                 return self._saved[selection.report_key]
-            first, half = self.preview(policy, at), engine.half(selection)
+            first, half = self.preview(policy, at), engine.retrace(selection).forward
             try:
-                live = LiveEquations(_jax.open_jaxpr(engine.backward_of(selection)))
+                live = LiveEquations(_jax.open_jaxpr(engine.retrace(selection).backward))
             except RematError as error:
                 if is_passing(error):
                     raise
@@ -255,12 +258,14 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            programs, half = reports.Programs(), engine.half(selection)
-            programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.primal.arguments)
+            programs, half = reports.Programs(), engine.retrace(selection).forward
+            programs.add_halves(
+                half, engine.retrace(selection).backward, engine.primal.provenances, engine.primal.arguments
+            )
             blank, step = self._blank(selection), engine.step
             if step is None:
                 return reports.over_time(blank, self._schedule(selection), programs, engine.primal.arguments)
-            halves = engine.halves_in_step(selection)
+            halves = engine.retrace(selection).halves_in_step
             schedule = step_schedule(step, halves, self._memory)
             for both in halves.values():
                 programs.add_halves(*both)
@@ -283,8 +288,8 @@ class Facts:
         """That of a selection, on the device of these facts or as told."""
         engine, on = self.engine, on or self._memory
         if engine.step is not None:
-            return step_schedule(engine.step, engine.halves_in_step(selection), on)
-        half, backward = engine.half(selection), engine.backward_of(selection)
+            return step_schedule(engine.step, engine.retrace(selection).halves_in_step, on)
+        half, backward = engine.retrace(selection).forward, engine.retrace(selection).backward
         return both_halves(half.closed, backward, half.outputs, type_of=half.type_of, on=on)
 
     def _blank(self, selection: Selection) -> Report:
@@ -292,11 +297,11 @@ class Facts:
         return Report(
             selection.policy,
             selection.at,
-            sites=engine.sites,
+            sites=engine.primal.table.sites,
             names=engine.names,
             code=selection.code,
-            function=engine.function_name,
-            signature=engine.signature,
+            function=engine.primal.name,
+            signature=engine.primal.text,
             wrt=engine.primal.signature.wrt,
             notes=(*engine.notes, *selection.notes),
             forward=Program(),

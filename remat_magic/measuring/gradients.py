@@ -54,7 +54,7 @@ def check_gradients(
         plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
         reference = _run(facts, "none", plain, namespace, arrays, alone)[1]
     except Exception as error:  # noqa: BLE001 - said for each policy
-        sentence = failure(f"run {facts.engine.function_name} without the checkpoint", error)
+        sentence = failure(f"run {facts.engine.primal.name} without the checkpoint", error)
         return tuple(GradientDifference(text_of(policy), place, error=sentence) for policy in wanted)
     differences = []
     for policy in wanted:
@@ -62,7 +62,7 @@ def check_gradients(
             (name, where), values = _run(facts, policy, at, namespace, arrays, alone)
             differences.append(_difference(name, where, _names(facts, len(values), alone), values, reference))
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
-            sentence = failure(f"run {facts.engine.function_name} under {text_of(policy)}", error)
+            sentence = failure(f"run {facts.engine.primal.name} under {text_of(policy)}", error)
             differences.append(GradientDifference(text_of(policy), place, error=sentence))
     return tuple(differences)
 
@@ -71,10 +71,11 @@ def _run(
     facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any], alone: bool
 ) -> tuple[tuple[str, str], list[np.ndarray[Any, Any]]]:
     """Policy and place as a report has them, and all that the program returns, on the host."""
-    gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays), alone=alone)
+    selection = facts.engine.select(policy, at, namespace)
+    gradient = facts.engine.retrace(selection).gradient(shardings_for(arrays), alone=alone)
     given = [jnp.copy(array) if number in gradient.donated else array for number, array in enumerate(arrays)]
     results = gradient.lowered.compile()(*given)
-    return (gradient.policy, gradient.at), [_on_host(result) for result in results]
+    return (selection.policy, selection.at), [_on_host(result) for result in results]
 
 
 def _on_host(result: Any) -> np.ndarray[Any, Any]:

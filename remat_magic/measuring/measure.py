@@ -161,24 +161,25 @@ def compile_elsewhere(
         raise Stopped
     doing = "lower"
     try:
-        gradient = facts.engine.gradient(policy, at, namespace, platform=device.target.platform)
+        selection = facts.engine.select(policy, at, namespace)
+        gradient = facts.engine.retrace(selection).gradient(platform=device.target.platform)
         checked = any(_jax.is_check(eqn) for _, eqn in walk(gradient.jaxpr, once=True))
         findings = (Note("checks-left-out", _UNCHECKED),) if checked else ()
-        measured = replace(measured, policy=gradient.policy, at=gradient.at, findings=findings)
+        measured = replace(measured, policy=selection.policy, at=selection.at, findings=findings)
         doing = "compile"
         answer = compile_for(device, gradient.lowered, effort=effort, seconds=seconds, stop=stop)
     except InterruptedError:
         raise Stopped from None
     except RematError as error:
         if _jax.calls_back(error):
-            name = facts.engine.function_name
+            name = facts.engine.primal.name
             error = RematError(
                 f"{name} calls back into Python, as jax.debug.print does, which cannot be compiled for {device.name} "
                 "where there is none: take the callbacks out."
             )
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
-        task = f"{doing} {facts.engine.function_name} under {measured.policy} for {device.name}"
+        task = f"{doing} {facts.engine.primal.name} under {measured.policy} for {device.name}"
         return replace(measured, error=failure(task, error))
     timeline = answer.get("timeline")
     measured = replace(
@@ -191,7 +192,7 @@ def compile_elsewhere(
     if "memory" not in answer:
         needed, available = answer.get("needed"), answer.get("available")
         if needed is None:
-            task = f"compile {facts.engine.function_name} under {measured.policy} for {device.name}"
+            task = f"compile {facts.engine.primal.name} under {measured.policy} for {device.name}"
             return replace(measured, error=failure(task, RuntimeError(answer["error"])))
         return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
     memory = answer["memory"]
@@ -296,8 +297,9 @@ def measure_on(
     try:
         if named is not None:
             named.check_mesh(max(map(_jax.devices_of, _shardings(facts, arrays)), default=1))
-        gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
-        measured = replace(measured, policy=gradient.policy, at=gradient.at)
+        selection = facts.engine.select(policy, at, namespace)
+        gradient = facts.engine.retrace(selection).gradient(shardings_for(arrays))
+        measured = replace(measured, policy=selection.policy, at=selection.at)
         unless_stopped()
         doing = "compile"
         start = time.perf_counter()
@@ -316,7 +318,7 @@ def measure_on(
     except RematError as error:
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
-        return replace(measured, error=failure(f"{doing} {facts.engine.function_name} under {measured.policy}", error))
+        return replace(measured, error=failure(f"{doing} {facts.engine.primal.name} under {measured.policy}", error))
     return measured
 
 

@@ -89,7 +89,7 @@ def _promising(facts: Facts) -> Iterator[str]:
     Where a step saves little but what it carries, a checkpoint of one gains nothing, and of several almost everything.
     """
     inside = facts.engine.contents()
-    sites = {site.key for site in facts.engine.sites}
+    sites = {site.key for site in facts.engine.primal.table.sites}
     outside = _Search(facts, None).outside(inside)
     key = next((key for key in outside if key not in sites and inside[key].gain), "")
     yield from filter(None, (key, key and _together(facts, key, inside)))
@@ -146,7 +146,7 @@ class _Search:
         """What to try, what promises most first."""
         engine = self._facts.engine
         inside = engine.contents()
-        sites = [site.key for site in engine.sites]
+        sites = [site.key for site in engine.primal.table.sites]
         places = self._worth_trying(inside)
         outside = self.outside(inside, places)
         free = [key for key in outside if key not in sites]
@@ -182,7 +182,7 @@ class _Search:
         """Of places (all that matter by default) those in no checkpoint; in one, another lowers what that repeats."""
         places = self._worth_trying(inside) if places is None else places
         around: dict[int, list[set[int]]] = {}  # the checkpoints that each operation is in
-        for key in {site.key for site in self._facts.engine.sites} & inside.keys():
+        for key in {site.key for site in self._facts.engine.primal.table.sites} & inside.keys():
             for operation in inside[key].operations:
                 around.setdefault(operation, []).append(inside[key].operations)
         return [key for key in places if not _is_within(inside[key].operations, around)]
@@ -190,7 +190,7 @@ class _Search:
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
         """The places that make enough to matter, each once, those with most to gain first."""
         engine = self._facts.engine
-        keys = [site.key for site in (*engine.sites, *engine.primal.possible.sites) if site.key in inside]
+        keys = [site.key for site in (*engine.primal.table.sites, *engine.primal.possible.sites) if site.key in inside]
         smallest = _LEAST * inside["function"].nbytes
         small = [key for key in keys if inside[key].nbytes < smallest]
         if small:
@@ -293,7 +293,7 @@ class _Search:
         rows = [*map(self._row, self._reports.values()), *self._failed]
         plans = self._facts.engine.plans
         places = Places(
-            self._facts.engine.function_name,
+            self._facts.engine.primal.name,
             tuple(rows),
             self._device,
             {(report.policy, report.at): report for reports in self._reports.values() for report in reports},
@@ -388,7 +388,7 @@ def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
     """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
     if choice.peak_bytes is None:
         return ""
-    everywhere = "sites" if facts.engine.sites else "function"
+    everywhere = "sites" if facts.engine.primal.table.sites else "function"
     try:
         without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
     except RematError:

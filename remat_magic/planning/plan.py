@@ -92,7 +92,7 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
             continue
         best = other if best is None or _is_worth_more(facts, other, best) else best
     if best is None:
-        raise why or RematError(f"no place of {facts.engine.function_name} can be planned for.")
+        raise why or RematError(f"no place of {facts.engine.primal.name} can be planned for.")
     return best
 
 
@@ -193,7 +193,7 @@ def plan_that_fits(
     Raises:
         RematError: none fits, or the program cannot be compiled for the device.
     """
-    there, name = facts.on(device), facts.engine.function_name
+    there, name = facts.on(device), facts.engine.primal.name
     limit = budget = devices.usable_bytes(device) or 0
     request = Request(limit, "peak", objective(cost, device, None))
     place = at or facts.engine.default_at

@@ -70,7 +70,7 @@ class Planner:
 
     def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:
         """A plan that saves some values, with no figures yet."""
-        function, fingerprint = self.facts.engine.function_name, self.parts.naming.fingerprint
+        function, fingerprint = self.facts.engine.primal.name, self.parts.naming.fingerprint
         return Plan(function, self.at, key, budget, 0, 0, 0, values, fingerprint=fingerprint, label=label)
 
     def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
@@ -144,9 +144,9 @@ def saved_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[s
         return frozenset(name for name, value in values.items() if _says(policy, value, asked))
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
-        own = own_checkpoint(facts.engine.provenances.closed)
+        own = own_checkpoint(facts.engine.primal.provenances.closed)
         at_function = frozenset() if own is None else frozenset({facts.engine.primal.site_of(own)})
-        every = frozenset(site.key for site in facts.engine.sites)
+        every = frozenset(site.key for site in facts.engine.primal.table.sites)
         taken_off = {"function": at_function, "sites": every}.get(parts.at, frozenset({parts.at}))
     around = _checkpoints(facts)
     names: set[str] = set()
@@ -162,7 +162,7 @@ def saved_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[s
 def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
     """The checkpoints around each operation of the primal program, by the identity of its traceback."""
     checkpoints: dict[int, _Around] = {}
-    for scope, eqn in walk(facts.engine.provenances.closed):
+    for scope, eqn in walk(facts.engine.primal.provenances.closed):
         traceback = id(_jax.traceback_of(eqn))
         if traceback not in checkpoints:
             around = [*filter(_jax.is_checkpoint, scope.around())][::-1]

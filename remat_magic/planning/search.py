@@ -109,7 +109,7 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
             raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
         if whole is None:
             raise RematError(
-                f"the peak of {facts.engine.function_name} without a checkpoint is not known: give the budget in "
+                f"the peak of {facts.engine.primal.name} without a checkpoint is not known: give the budget in "
                 "bytes, or of saved bytes."
             )
         return whole
@@ -281,7 +281,7 @@ def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -
     if not found:
         few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
         raise RematError(
-            f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
+            f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.primal.name} "
             f"already; raise the budget{_or_whole(facts, choices.at)}."
         )
     best = _with_bound(min(found, key=order), 0.0 if solution is None else solution.bound)
@@ -418,7 +418,7 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
 
 def no_plan(facts: Facts, where: str, limit: int, lowest: Plan | None) -> RematError:
     """Says that no plan fits, and what the least peak is that was found."""
-    name = facts.engine.function_name
+    name = facts.engine.primal.name
     if lowest is None:
         return RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
     few, least = units.apart(limit, lowest.peak_bytes or 0)

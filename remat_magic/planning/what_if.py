@@ -82,7 +82,7 @@ def _names_saved(
     if isinstance(policy, Plan):
         policy = policy.policy
     facts = choices.facts
-    resolved = resolve(policy, facts.engine.names, namespace, facts.engine.function_name)
+    resolved = resolve(policy, facts.engine.names, namespace, facts.engine.primal.name)
     return saved_by(facts, choices.parts, resolved)
 
 

@@ -1,0 +1,274 @@
+"""What JAX makes of the primal program under one selection."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+import jax
+
+from remat_magic import _jax
+from remat_magic.engine.applied import Rewrite, evaluation, step_with_policy, with_policy
+from remat_magic.engine.calls import Calls
+from remat_magic.engine.checkpoint_writer import with_checkpoints
+from remat_magic.engine.differentiated import half_of
+from remat_magic.engine.failures import failures
+from remat_magic.engine.halves import (
+    Forward,
+    Gradient,
+    backward_half,
+    input_type,
+    lower,
+    value_and_gradients,
+    without_gc,
+)
+from remat_magic.engine.plan_values import PlanValues
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.selection import Selection
+from remat_magic.engine.sites import PolicyWriter
+from remat_magic.engine.steps import Halves, InnerGradient, lowered_step
+from remat_magic.jaxprs.naming import NamedProgram
+from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.walk import walk
+from remat_magic.policies import AS_WRITTEN
+from remat_magic.records import RematError
+
+T = TypeVar("T")
+
+
+class kept(Generic[T]):  # noqa: N801 - used like a property
+    """What an object makes when it is first asked for it, and keeps. The object's ``lock`` is held meanwhile.
+
+    A ``cached_property`` of Python 3.11 has one lock for all objects, under which traces would wait for each other.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make, self._name, self.__doc__ = make, make.__name__, make.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> kept[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+    def __get__(self, owner: Any, kind: type) -> Any:
+        if owner is None:
+            return self
+        with owner.lock:
+            if self._name not in owner.__dict__:
+                owner.__dict__[self._name] = self._make(owner)
+            return owner.__dict__[self._name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dissection:
+    """Both halves of a program with every value named and none saved; ``at`` is where the policy is."""
+
+    at: str
+    naming: NamedProgram
+    half: Forward
+    backward: Any
+    provenances: Provenances
+    arguments: tuple[str, ...]
+
+
+class Retrace:
+    """What JAX makes of a program under one selection, each part when it is first asked for. From any thread.
+
+    Args:
+        primal: the program.
+        inside: the gradient of a training step that it is, if it is one.
+        values: the values that plans save.
+        lock: is held while anything is made.
+        selection: the selection.
+
+    Attributes:
+        selection: that one, or another that makes the same program and asked last: errors speak of it.
+    """
+
+    def __init__(
+        self,
+        primal: Primal,
+        inside: InnerGradient | None,
+        values: PlanValues,
+        lock: threading.RLock,
+        selection: Selection,
+    ) -> None:
+        self._primal, self._inside, self._values, self.lock, self.selection = primal, inside, values, lock, selection
+
+    @kept
+    def program(self) -> Callable[..., Any]:
+        """The flat function with the selection's policies."""
+        primal, selection = self._primal, self.selection
+        closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+        return self._with_policies(closed if selection.naming is None else selection.naming.closed)
+
+    @kept
+    def forward(self) -> Forward:
+        """The forward half: the arrays in, the function's outputs and then the residuals out."""
+        with self._primal.tracing(), without_gc(), self._failures():
+            return self._primal.half(self.program)
+
+    @kept
+    def backward(self) -> Any:
+        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
+
+        Raises:
+            RematError: the function has none (a ``while_loop`` of unknown length).
+        """
+        half = self.forward
+        with self._primal.tracing(), without_gc(), self._failures():
+            return backward_half(half)
+
+    @kept
+    def halves_in_step(self) -> dict[int, Halves]:
+        """For each call of the step that stands for a gradient both its halves, by its number.
+
+        Other gradients than the one that the trace is of are as they are written.
+
+        Raises:
+            RematError: one of them has no backward half.
+        """
+        inside, halves = self._inside, dict[int, Halves]()
+        assert inside is not None
+        assert inside.step is not None
+        standing = {half[1] for _, eqn in walk(inside.step.closed, once=True) if (half := half_of(eqn))}
+        with inside.given.tracing():  # whichever thread asks
+            for number, function in enumerate(inside.given.gradients):
+                if function is inside.function:
+                    both, primal = (self.forward, self.backward), self._primal
+                elif number not in standing:  # it stands within another one, or its shapes alone were asked
+                    continue
+                else:
+                    other = inside.others[number]
+                    primal = other.primal
+                    own = function.who == inside.function.who
+                    both = self._halves_of(primal) if own else (other.half, other.backward)
+                halves[number] = Halves(*both, primal.provenances, primal.arguments)
+        return halves
+
+    @kept
+    def dissection(self) -> Dissection:
+        """Both halves with every value named, of a selection that saves none of them.
+
+        Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
+        does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
+
+        Raises:
+            RematError: the function has no backward half.
+        """
+        primal, at = self._primal, self.selection.at
+        with primal.tracing():
+            naming = self._values.program(at, primal.remat3)
+        with primal.tracing(remat3=False), without_gc(), self._failures():
+            half = primal.half(self._with_policies(self._values.program(at, False).closed))
+            backward = backward_half(half)
+        return Dissection(at, naming, half, backward, primal.provenances, primal.arguments)
+
+    def gradient(
+        self, shardings: Sequence[Any] | None = None, *, alone: bool = False, platform: str | None = None
+    ) -> Gradient:
+        """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
+
+        Where they are taken in a training step that is known, the step as one program: its Python runs once more.
+
+        Args:
+            shardings: one for each array leaf of ``Engine.inputs``, None where it is on no particular device; by
+                default those that the arguments had when traced.
+            alone: leave the step out.
+            platform: what to lower for ("tpu", "cuda"), for devices that need not be here: as many as the arguments
+                are shared over. Default: for where the arguments are.
+
+        Raises:
+            RematError: as ``forward`` and ``backward``, or it is that of one device of several.
+        """
+        primal, inside = self._primal, self._inside
+        step = None if alone or inside is None else inside.step
+        if shardings is None:
+            shardings = [leaf.sharding for leaf in (primal if step is None else step.given).signature.arrays]
+        if platform is None and any(map(_jax.is_abstract, shardings)):
+            raise RematError(
+                "the mesh of the arguments is abstract, a name without devices: compile for a device by name "
+                "(device=), or for arguments on a mesh of devices (simulated ones will do)."
+            )
+        if platform is not None and max(map(_jax.devices_of, shardings), default=1) == 1:
+            shardings = [None] * len(shardings)
+        if step is None and inside is not None and inside.function.devices:
+            raise RematError(
+                f"{primal.name} is differentiated on each device by itself, and not to be run alone: "
+                f"pass inputs=(args, kwargs) of a call of {inside.given.name}."
+            )
+        with self.lock:
+            half, backward, donated = self.forward, self.backward, ()
+            if step is None:
+                signature = primal.signature
+                function = value_and_gradients(self.program, signature.differentiated, primal.outputs, signature.vmaps)
+                types = [input_type(aval, where) for aval, where in zip(primal.types, shardings, strict=True)]
+                with primal.tracing(), without_gc(), self._failures():
+                    jaxpr, lowered = lower(function, types, platform)
+            else:
+                with step.given.tracing(), failures(primal.name, self.selection.policy):  # whichever thread asks
+                    jaxpr, lowered, donated = lowered_step(
+                        step.given, step, self.applied(step.given.fun), shardings, platform
+                    )
+        counted = primal.outputs + primal.auxiliary
+        return Gradient(jaxpr, lowered, half, backward, counted, primal.provenances, donated)
+
+    def applied(self, fun: Callable[..., Any], *, alone: bool = False) -> Callable[..., Any]:
+        """A callable like ``fun`` with the selection's policies, which traces at every call.
+
+        Args:
+            fun: the function that was traced, or one like what the trace is of.
+            alone: whether it is the latter where the trace is of a step's gradient.
+        """
+        primal, selection = self._primal, self.selection
+        if selection.whole is None and not selection.at_sites:
+            return fun
+        if self._inside is not None and not alone:
+            inside = self._inside.function.who
+            return step_with_policy(fun, inside, selection.policy, self._rewriting(), primal.remat3)
+        return with_policy(fun, primal.name, selection.policy, self._rewriting(), primal.tracing_again, primal.calls)
+
+    def _rewriting(self) -> Rewrite:
+        """Writes the selection into a jaxpr of the same function for other arguments.
+
+        Raises:
+            RematError: it does other operations than the program that the plan was made for.
+        """
+        selection = self.selection
+
+        def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
+            closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
+            return self._at_sites(self._values.again(selection, closed), Spans()), selection.whole
+
+        return rewrite
+
+    def _halves_of(self, other: Primal) -> tuple[Forward, Any]:
+        """Both halves, the backward one closed, of the same function called with arguments of other types.
+
+        Raises:
+            RematError: the selection is a plan's, and the function does other operations for these.
+        """
+        with other.tracing(), without_gc(), failures(other.name, self.selection.policy):
+            half = other.half(evaluation(*self._rewriting()(other.closed, other.calls)))
+            return half, backward_half(half)
+
+    def _at_sites(self, closed: Any, spans: Spans) -> Any:
+        """A jaxpr with the selection's policies at the sites in it, whose source positions ``spans`` reads."""
+        chosen, table = dict(self.selection.at_sites), self._primal.table
+        return PolicyWriter(lambda eqn: chosen.get(table.key_of(eqn, spans), AS_WRITTEN))(closed) if chosen else closed
+
+    def _with_policies(self, closed: Any) -> Callable[..., Any]:
+        closed = self._at_sites(closed, self._primal.provenances.spans)
+        function = self._primal.function if closed is self._primal.closed else _jax.as_function(closed)
+        whole = self.selection.whole
+        return function if whole is None else jax.checkpoint(function, policy=whole)
+
+    def _failures(self) -> contextlib.AbstractContextManager[None]:
+        """Tells JAX's errors, of the policies too that the selection leaves as they are."""
+        chosen = {key for key, _ in self.selection.at_sites}
+        sites = [site for site in self._primal.table.sites if site.policy != "nothing_saveable"]
+        written = {site.key: site.policy for site in sites if site.key not in chosen}
+        return failures(self._primal.name, self.selection.policy, written)
