@@ -514,6 +514,25 @@ class Trainer:
 
 
 DONATING = jax.jit(with_momentum, donate_argnums=0)
+
+
+class Plain:
+    """As people write trainers: no pytree, and its arrays are constants to JAX."""
+
+    def __init__(self, trainer):
+        self.params, self.momentum = trainer.params, trainer.momentum
+
+    def update(self, *batch):
+        return with_momentum((self.params, self.momentum), batch)
+
+    static = partial(jax.jit, static_argnums=0)(update)
+    __call__ = update
+
+
+def whole(trainer, x, y):
+    return with_momentum, (trainer.params, trainer.momentum), (x, y)
+
+
 # What holds some of the arguments, and the same given them.
 BOUND = {
     "method": lambda trainer, x, y: ((trainer.update, x, y), (Trainer.update, trainer, x, y)),
@@ -525,15 +544,34 @@ BOUND = {
     ),
     "partial by keyword": lambda trainer, x, y: (
         (partial(with_momentum, batch=(x, y)), (trainer.params, trainer.momentum)),
-        (with_momentum, (trainer.params, trainer.momentum), (x, y)),
+        whole(trainer, x, y),
+    ),
+    "plain object": lambda trainer, *batch: ((Plain(trainer), *batch), whole(trainer, *batch)),
+    "jit of its method": lambda trainer, *batch: ((jax.jit(Plain(trainer).update), *batch), whole(trainer, *batch)),
+    "itself static": lambda trainer, *batch: ((Plain(trainer).static, *batch), whole(trainer, *batch)),
+    "jit of a partial": lambda trainer, *batch: (
+        (jax.jit(partial(with_momentum, (trainer.params, trainer.momentum))), batch),
+        whole(trainer, *batch),
+    ),
+    "closure in vmap": lambda trainer, *batch: (
+        (jax.vmap(Plain(trainer).update), *(leaf[None] for leaf in batch)),
+        (jax.vmap(with_momentum, (None, 0)), *whole(trainer, *(leaf[None] for leaf in batch))[1:]),
+    ),
+    "closure in a scan": lambda trainer, *batch: (
+        (jax.jit(lambda *batch: in_scan((trainer.params, trainer.momentum), batch)), *batch),
+        (jax.jit(in_scan), *whole(trainer, *batch)[1:]),
     ),
 }
 
 
-@pytest.mark.parametrize("how", some_of(BOUND, "jitted method", "partial by keyword"))
+def in_scan(state, batch):
+    return jax.lax.scan(lambda state, _: with_momentum(state, batch), state, length=3)
+
+
+@pytest.mark.parametrize("how", some_of(BOUND, "jitted method", "jit of its method", "closure in a scan"))
 def test_what_a_method_or_a_partial_holds_is_an_argument_of_the_step(how):
     params, x, y = arguments(16, 64)
-    (held, *rest), (function, *whole) = BOUND[how](Trainer(params, params), x, y)
+    (held, *rest), (function, *whole) = BOUND[how](Trainer(params, [2 * leaf for leaf in params]), x, y)
     trace, of_all = rm.trace(held, *rest), rm.trace(function, *whole)
     sizes = ("parameter_bytes", "optimizer_bytes", "batch_bytes", "peak_bytes")
     assert [getattr(trace.step, size) for size in sizes] == [getattr(of_all.step, size) for size in sizes]

@@ -41,6 +41,7 @@ from remat_magic._jax.jaxprs import (
     argument_names,
     as_function,
     closed,
+    constant_keys,
     consts_of,
     do_the_same,
     fresh_rows,

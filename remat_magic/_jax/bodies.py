@@ -17,7 +17,7 @@ from jax.extend import core
 from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
-from remat_magic._jax.jaxprs import function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr
+from remat_magic._jax.jaxprs import consts_of, function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr
 from remat_magic._jax.primitives import (
     high_params,
     is_check,
@@ -49,7 +49,7 @@ class Body:
     correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
     unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
     empty where the body is not a call or loop of the user's; ``times`` is None where it is not known, as of a ``while``
-    loop.
+    loop. ``consts`` are the values of its constants, where it has its own.
     """
 
     jaxpr: Any
@@ -59,6 +59,7 @@ class Body:
     label: str = ""
     times: int | None = 1
     carries: tuple[tuple[int, int], ...] = ()
+    consts: Sequence[Any] = ()
 
     @property
     def inlines(self) -> bool:
@@ -77,6 +78,7 @@ def _call(eqn: Any, jaxpr: Any, label: str) -> Body:
         tuple(range(inputs)) if inputs == len(eqn.invars) else (None,) * inputs,
         tuple(range(outputs)) if outputs == len(eqn.outvars) else (None,) * len(eqn.outvars),
         label=label,
+        consts=consts_of(jaxpr),
     )
 
 

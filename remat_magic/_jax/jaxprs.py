@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,12 @@ def open_jaxpr(jaxpr: Any) -> Any:
 def consts_of(jaxpr: Any) -> Sequence[Any]:
     """The values of a jaxpr's constvars, empty for an open one."""
     return jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
+
+
+def constant_keys(body: Any, consts: Sequence[Any]) -> dict[Any, int]:
+    """For each constvar of an open jaxpr what tells its value from others, in whichever jaxprs that is a constant."""
+    values = itertools.zip_longest(body.constvars, consts)
+    return {var: id(var if value is None else value) for var, value in values}
 
 
 def is_jaxpr(value: Any) -> bool:

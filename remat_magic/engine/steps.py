@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import Scope, scopes, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
 ITSELF = "none"
@@ -186,11 +186,14 @@ class Step:
         given: the step as it was traced; calls stand in its jaxpr for the halves of the gradients that it takes
             (``half_of`` knows them).
         roles: what each input is to the gradient.
+        constants: the same of arrays that it closes over, as a trainer's own are, by ``Scope.constant_keys``; what the
+            gradient reads besides, such as a mask, is left out.
         donated: for each input whether its memory may be written over.
     """
 
     given: Primal
     roles: tuple[ArgumentRole, ...]
+    constants: Mapping[int, ArgumentRole]
     donated: tuple[bool, ...]
 
     @property
@@ -240,15 +243,22 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     scope, eqn = calls["forward", number]
     primals = len(gradient.function.primals)
     operands = eqn.invars[len(eqn.invars) - primals - len(gradient.function.constants) :]
-    parameters = _inputs_behind(scope, operands[len(operands) - primals :])
-    batch = _inputs_behind(scope, operands[: len(operands) - primals])
+    parameters, captured = _behind(scope, operands[len(operands) - primals :])
+    batch, read = _behind(scope, operands[: len(operands) - primals])
     count = len(given.types)
     roles: list[ArgumentRole] = [
         "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
     ]
+    read |= {*map(id, _jax.consts_of(gradient.function.closed))} - captured
+    constants: dict[int, ArgumentRole] = {
+        key: "parameter" if key in captured else "state"
+        for around in scopes(given.updating, lambda eqn: half_of(eqn) is None)
+        for key in around.constant_keys.values()
+        if key not in read
+    }
     jaxpr = _jax.open_jaxpr(given.updating)
     donated = {atom for eqn in jaxpr.eqns for atom in _jax.donated(eqn) if not _jax.is_literal(atom)}
-    return Step(given, tuple(roles), tuple(var in donated for var in jaxpr.invars))
+    return Step(given, tuple(roles), constants, tuple(var in donated for var in jaxpr.invars))
 
 
 def _halves_apart(given: Primal) -> set[int]:
@@ -317,9 +327,13 @@ def lowered_step(
         return *lower(_jax.as_function(program), types, platform, donated, results), tuple(donated)
 
 
-def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
-    """The inputs of the whole program that values depend on; what a loop carries round is left out."""
+def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], set[int]]:
+    """The inputs of the whole program that values depend on, and the keys of constants.
+
+    What a loop carries round is left out.
+    """
     inputs: set[int] = set()
+    constants: set[int] = set()
     visited: set[tuple[int, int]] = set()
     todo = [(scope, atom) for atom in atoms]
     while todo:
@@ -329,7 +343,9 @@ def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
         visited.add((id(here), id(atom)))
         maker = here.makers.get(atom)
         index = here.inputs.get(atom)
-        if maker is not None:
+        if atom in here.constant_keys:
+            constants.add(here.constant_keys[atom])
+        elif maker is not None:
             todo += [(here, operand) for operand in maker[0].invars]
         elif index is not None and here.parent is None:
             inputs.add(index)
@@ -337,7 +353,7 @@ def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
             operand = here.body.operands[index]
             if operand is not None:
                 todo.append((here.parent, here.eqn.invars[operand]))
-    return inputs
+    return inputs, constants
 
 
 def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:

@@ -11,7 +11,7 @@ from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import StraightLine
-from remat_magic.records import Moment, Phase
+from remat_magic.records import ArgumentRole, Moment, Phase
 
 # -------------------------------------------------------------------------------------------- how a device holds values
 
@@ -91,10 +91,9 @@ def memory_of(device: Device | None) -> DeviceMemory:
 class Held:
     """A buffer that is held: its type and what makes it.
 
-    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
-    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent), or what is given back, ``copy_of`` another
-    buffer. Without an ``aval`` it is what a branch of
-    ``eqn`` needs inside.
+    ``argument`` is the position of an argument, ``constant`` tells a captured value, and ``role`` what either is in a
+    training step; otherwise it is ``var``, which ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent),
+    or what is given back, ``copy_of`` another buffer. Without an ``aval`` it is what a branch of ``eqn`` needs inside.
     """
 
     bytes: int
@@ -103,6 +102,7 @@ class Held:
     var: Any = None
     argument: int | None = None
     constant: bool = False
+    role: ArgumentRole | None = None
     residual: bool = False
     gradient: bool = False
     output: bool = False
@@ -284,10 +284,13 @@ class Buffers:
         written: those that kernels read from memory, whatever could make them again.
         checkpoints: for what a checkpoint makes, which of them.
         sizes: the bytes of each.
+        of_step: whether they are those of a training step.
         narrowed: the types of those that are held in bfloat16 instead of float32.
         type_of: tells the type of a variable, with how it is spread over a mesh.
         on: how the device holds values.
     """
+
+    of_step = False
 
     def __init__(self, type_of: TypeOf = own_type, on: DeviceMemory = PLAIN) -> None:
         self.type_of = type_of
@@ -323,8 +326,13 @@ class Buffers:
     def constant(self, key: int, aval: Any) -> int:
         """The one buffer of a constant, wherever it is met."""
         if key not in self._constants:
-            self._constants[key] = self.permanent(aval, Held(0, aval, constant=True))
+            self._constants[key] = self.permanent(aval, Held(0, aval, constant=True, role=self.role_of(key)))
         return self._constants[key]
+
+    def role_of(self, key: int) -> ArgumentRole | None:
+        """What a constant is in a training step; None for nothing else, and outside of one."""
+        del key
+        return None
 
     def discard(self, buffer: int) -> None:
         """Let a buffer take no memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,6 @@ from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
-    ArgumentRole,
     ComparisonRow,
     Program,
     Remark,
@@ -118,7 +117,7 @@ class Facts:
             stores = (facts.reports_by_key for facts in self._by_memory.values())
             report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
             if report is not None and report.peak_bytes is not None:
-                report = reports.with_peak(report, self._schedule(selection), self._roles())
+                report = reports.with_peak(report, self._schedule(selection))
                 report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
                 report = self._with_remark(report)
             elif report is None and selection.identity in self._by_program:
@@ -134,15 +133,7 @@ class Facts:
                     report = reports.without_backward(first, half, engine.primal.provenances, str(error))
                 else:
                     schedule = None if engine.step is None else self._schedule(selection)
-                    report = reports.full(
-                        first,
-                        half,
-                        backward,
-                        engine.primal.provenances,
-                        self._memory,
-                        schedule,
-                        self._roles(),
-                    )
+                    report = reports.full(first, half, backward, engine.primal.provenances, self._memory, schedule)
                     report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
                     report = self._with_remark(report)
                 self._previews.pop(key, None)
@@ -190,9 +181,6 @@ class Facts:
             )
 
         return Remark.later(find_out) if self._memory.fuses else Remark()
-
-    def _roles(self) -> Sequence[ArgumentRole]:
-        return () if self.engine.step is None else self.engine.step.roles
 
     def _no_gain(self, row: ComparisonRow) -> Remark:
         try:
@@ -270,7 +258,7 @@ class Facts:
             for both in halves.values():
                 programs.add_halves(*both)
             programs.add(step.closed, step.given.provenances, step.given.arguments)
-            return reports.over_time(blank, schedule, programs, step.given.arguments, step.given.name, step.roles)
+            return reports.over_time(blank, schedule, programs, step.given.arguments, step.given.name)
 
     def step(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

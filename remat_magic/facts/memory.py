@@ -55,7 +55,7 @@ from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import Half, Moment, Phase
+from remat_magic.records import ArgumentRole, Half, Moment, Phase
 
 InnerPeaks = dict[tuple[int, int], int]
 """What one run of a body needs, by its identity and the first slice of a stack."""
@@ -402,11 +402,12 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
         on: how the device holds values.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
-    schedule = _StepSchedule(halves, {}, {}, _spread(step, halves), on)
+    schedule = _StepSchedule(step, halves, {}, {}, _spread(step, halves), on)
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated and not on.reserves else schedule.permanent
-        arguments.append(make(schedule.type_of(var), Held(0, schedule.type_of(var), argument=number)))
+        aval = schedule.type_of(var)
+        arguments.append(make(aval, Held(0, aval, argument=number, role=step.roles[number])))
         if donated:
             schedule.donated.add(arguments[-1])
     if not on.reserves:
@@ -442,8 +443,11 @@ def _spread(step: Step, halves: Mapping[int, Halves]) -> TypeOf:
 class _StepSchedule(Schedule):
     """A schedule in which the calls that stand for the halves of gradients are these halves."""
 
+    of_step = True
+
     def __init__(
         self,
+        step: Step,
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
         inner_peaks: InnerPeaks,
@@ -451,7 +455,7 @@ class _StepSchedule(Schedule):
         on: DeviceMemory,
     ) -> None:
         super().__init__(inner_peaks, type_of, on)
-        self._halves = halves
+        self._step, self._halves = step, halves
         self._lines = lines  # of halves, by the number of the call
         self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
         self._within_half = self._updating = False
@@ -459,7 +463,11 @@ class _StepSchedule(Schedule):
 
     def new(self) -> Schedule:
         """As ``Schedule.new``, with the same halves."""
-        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self.type_of, self.on.inside)
+        return _StepSchedule(self._step, self._halves, self._lines, self._inner_peaks, self.type_of, self.on.inside)
+
+    def role_of(self, key: int) -> ArgumentRole | None:
+        """As ``Schedule.role_of``."""
+        return self._step.constants.get(key)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]

@@ -24,7 +24,6 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.straight_line import StraightLines
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
-    ArgumentRole,
     Kernel,
     Life,
     LiveKind,
@@ -95,11 +94,10 @@ def full(
     provenances: Provenances,
     on: DeviceMemory = PLAIN,
     of_step: Schedule | None = None,
-    roles: Sequence[ArgumentRole] = (),
 ) -> Report:
     """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
 
-    ``on`` is how a device holds values, ``roles`` are what the step's inputs are.
+    ``on`` is how a device holds values.
     """
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
@@ -145,7 +143,7 @@ def full(
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
-    return with_peak(report, schedule, roles)
+    return with_peak(report, schedule)
 
 
 def _type_text(aval: Any) -> str:
@@ -154,23 +152,21 @@ def _type_text(aval: Any) -> str:
     return _jax.sharding_text(aval, text) or text
 
 
-def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
-    """What a buffer is; ``roles`` are what a step's inputs are."""
-    if buffer.argument is not None:
-        return roles[buffer.argument] if roles else "argument"
-    if buffer.constant:
-        return "constant"
+def _kind(buffer: Held, of_step: bool) -> LiveKind:
+    """What a buffer is, in a training step if it is one of that."""
+    if buffer.argument is not None or buffer.constant:
+        return buffer.role or ("constant" if buffer.constant else "argument")
     if buffer.residual or buffer.gradient:
         return "residual" if buffer.residual else "gradient"
-    return "output" if roles and buffer.output else "temporary"
+    return "output" if of_step and buffer.output else "temporary"
 
 
-def with_peak(report: Report, schedule: Schedule, roles: Sequence[ArgumentRole]) -> Report:
-    """A report with the peak of a schedule, and what that is made of; ``roles`` are what a step's inputs are."""
+def with_peak(report: Report, schedule: Schedule) -> Report:
+    """A report with the peak of a schedule, and what that is made of."""
     most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
     for buffer in schedule.held(at):
-        kind = _kind(buffer, roles)
+        kind = _kind(buffer, schedule.of_step)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
     notes = [note for note in report.notes if note.kind != "peak-in-update"]
     if schedule.phase(at) == "update":
@@ -330,7 +326,6 @@ def over_time(
     programs: Programs,
     arguments: Sequence[str],
     step: str = "",
-    roles: Sequence[ArgumentRole] = (),
 ) -> Timeline:
     """The memory held from equation to equation, and what holds it.
 
@@ -340,12 +335,11 @@ def over_time(
         programs: what the schedule is of.
         arguments: the names of the inputs.
         step: the name of the step.
-        roles: what the step's inputs are.
     """
     moments, equations, held = schedule.over_time()
 
     def value(buffer: Held) -> LiveValue:
-        kind = _kind(buffer, roles)
+        kind = _kind(buffer, schedule.of_step)
         if buffer.copy_of is None and buffer.argument is None:
             primitive, argument, line = programs.maker(buffer)
         else:
@@ -354,7 +348,7 @@ def over_time(
         return LiveValue(
             _type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
-            "temporary" if kind == "gradient" and not roles else kind,
+            "temporary" if kind == "gradient" and not schedule.of_step else kind,
             primitive,
             argument,
             line,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -142,20 +141,20 @@ class StraightLines:
         """Those of the same live code where operations that do the same are one."""
         return StraightLines(self.live, self._whole, self.type_of, merges=True)
 
-    def __call__(self, jaxpr: Any) -> StraightLine:
-        """The straight line of a jaxpr, open or closed."""
-        key = id(_jax.open_jaxpr(jaxpr))
+    def __call__(self, jaxpr: Any, consts: Sequence[Any] | None = None) -> StraightLine:
+        """The straight line of a jaxpr, open or closed; ``consts`` are the constants of an open one."""
+        body = _jax.open_jaxpr(jaxpr)
+        key = id(body)
         if key not in self._made:
-            self._made[key] = _jax.open_jaxpr(jaxpr), self._flatten(jaxpr)
+            self._made[key] = body, self._flatten(body, _jax.consts_of(jaxpr) if consts is None else consts)
         return self._made[key][1]
 
-    def _flatten(self, jaxpr: Any) -> StraightLine:
-        body = _jax.open_jaxpr(jaxpr)
+    def _flatten(self, body: Any, consts: Sequence[Any]) -> StraightLine:
         flat = StraightLine()
         numbers: dict[Any, int] = {var: flat.value(self.type_of(var)) for var in body.invars}
         flat.inputs = tuple(range(1, 1 + len(body.invars)))
-        for var, value in itertools.zip_longest(body.constvars, _jax.consts_of(jaxpr)):
-            numbers[var] = flat.constant(self.type_of(var), id(var if value is None else value))
+        for var, key in _jax.constant_keys(body, consts).items():
+            numbers[var] = flat.constant(self.type_of(var), key)
         leaving = {atom for atom in body.outvars if not _jax.is_literal(atom)}
 
         def number(atom: Any) -> int:
@@ -185,7 +184,7 @@ class StraightLines:
         inside = () if is_operation(eqn) or self._whole(eqn) else _jax.bodies(eqn)
         if len(inside) == 1 and inside[0].inlines:
             (body,) = inside
-            called = self(body.jaxpr)
+            called = self(body.jaxpr, body.consts)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
             if self._merges and _jax.is_checkpoint(eqn):
                 results_inside = [here[value] for line in called.lines for value in line.makes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,15 +27,17 @@ class Scope:
     chain: tuple[int, ...] = ()
     nesting: tuple[tuple[str, ...], int | None] = ((), 1)
     turns: int = 1
+    consts: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         # `chain`: identities of the tracebacks of the enclosing equations, outermost first.
         # `nesting`: the labels of the enclosing loops and calls, and how often they run together.
         # `turns`: the same at least: a loop of unknown length is taken to run once.
+        # `consts`: the values of the jaxpr's own constants, as far as they are known.
         if self.parent is not None and self.body is not None:
             self.chain = (*self.parent.chain, id(_jax.traceback_of(self.eqn)))
             path, times = self.parent.nesting
-            label = self.body.label
+            label, self.consts = self.body.label, self.body.consts
             self.nesting = (
                 path if not label or path[-1:] == (label,) else (*path, label),
                 multiply(times, self.body.times),
@@ -56,6 +58,11 @@ class Scope:
     def constants(self) -> dict[Any, int]:
         """For each constvar its index."""
         return {var: i for i, var in enumerate(self.jaxpr.constvars)}
+
+    @cached_property
+    def constant_keys(self) -> dict[Any, int]:
+        """For each constvar what tells its value from others."""
+        return _jax.constant_keys(self.jaxpr, self.consts)
 
     @cached_property
     def readers(self) -> dict[Any, list[tuple[Any, int]]]:
@@ -147,7 +154,7 @@ def walk(top: Any, enter: Callable[[Any], bool] = lambda _: True, *, once: bool 
                     seen.add(id(inner.jaxpr))
                     yield from visit(inner)
 
-    return visit(top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top)))
+    return visit(top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top), consts=_jax.consts_of(top)))
 
 
 def leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
@@ -160,7 +167,7 @@ def leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
 
 def scopes(top: Any, enter: Callable[[Any], bool] = lambda _: True) -> Iterator[Scope]:
     """Every jaxpr at any depth, where it stands, in program order; arguments are those of ``walk``."""
-    scope = top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top))
+    scope = top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top), consts=_jax.consts_of(top))
     yield scope
     for eqn in scope.jaxpr.eqns:
         for inner in scope.inner(eqn) if enter(eqn) else ():

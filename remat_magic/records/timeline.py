@@ -14,7 +14,8 @@ Phase = Literal["forward", "backward", "update"]
 
 ArgumentRole = Literal["parameter", "state", "batch"]
 """What an argument of a training step is to the gradient that it takes: what it differentiates, what it does not read
-(an optimizer's state), or what it reads besides."""
+(an optimizer's state), or what it reads besides. So are arrays that the step closes over, as a trainer's own, but for
+what the gradient reads besides: these are constants."""
 
 LiveKind = Literal["argument", "constant", "residual", "temporary", "gradient", "output"] | ArgumentRole
 
@@ -163,7 +164,7 @@ class StepMemory:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Of arguments that the gradient does not read, such as an optimizer's state."""
+        """Of what else comes in and the gradient does not read, such as an optimizer's state."""
         return self.timeline.alive_bytes("state")
 
     @property
