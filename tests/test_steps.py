@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax._src.ad_checkpoint import saved_residuals  # the list that JAX itself prints
 from jax.ad_checkpoint import checkpoint_name
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -810,6 +811,31 @@ def scaled_loss(params, x, y):
 
 def step_of_scaled(params, x, y):
     return updated(params, jax.grad(scaled_loss)(params, x, y))
+
+
+def step_in_half_precision(params, x, y):
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    return updated(params, jax.grad(loss)(half, x.astype(jnp.bfloat16), y))
+
+
+def step_of_a_vector(params, x, y):
+    flat, unravel = ravel_pytree(params)
+    return unravel(flat - 0.1 * jax.grad(lambda flat: loss(unravel(flat), x, y))(flat))
+
+
+def step_that_gives_a_vector(flat, x, y):
+    return flat - 0.1 * ravel_pytree(jax.grad(loss)(ravel_pytree(arguments()[0])[1](flat), x, y))[0]
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["given", "held"])
+@pytest.mark.parametrize("step", [step_in_half_precision, step_of_a_vector, step_that_gives_a_vector])
+def test_a_step_may_give_back_what_it_makes_of_what_is_differentiated(step, held):
+    params, x, y = arguments()
+    if step is step_that_gives_a_vector:
+        params = ravel_pytree(params)[0]
+    trace = rm.trace(partial(step, params), x, y) if not held else rm.trace(lambda x, y: step(params, x, y), x, y)
+    assert trace.gradient is not None
+    assert trace.step.parameter_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize("examples", [1, 5])

@@ -18,6 +18,7 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import Scope, scopes, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
@@ -249,12 +250,12 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     roles: list[ArgumentRole] = [
         "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
     ]
-    read |= {*map(id, _jax.consts_of(gradient.function.closed))} - captured
+    read_inside = {*read, *map(id, _jax.consts_of(gradient.function.closed))} - captured.keys()
     constants: dict[int, ArgumentRole] = {
         key: "parameter" if key in captured else "state"
         for around in scopes(given.updating, lambda eqn: half_of(eqn) is None)
         for key in around.constant_keys.values()
-        if key not in read
+        if key not in read_inside
     }
     jaxpr = _jax.open_jaxpr(given.updating)
     donated = {atom for eqn in jaxpr.eqns for atom in _jax.donated(eqn) if not _jax.is_literal(atom)}
@@ -327,13 +328,13 @@ def lowered_step(
         return *lower(_jax.as_function(program), types, platform, donated, results), tuple(donated)
 
 
-def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], set[int]]:
-    """The inputs of the whole program that values depend on, and the keys of constants.
+def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], dict[int, Any]]:
+    """The inputs of the whole program that values depend on, and the keys of constants with their types.
 
     What a loop carries round is left out.
     """
     inputs: set[int] = set()
-    constants: set[int] = set()
+    constants: dict[int, Any] = {}
     visited: set[tuple[int, int]] = set()
     todo = [(scope, atom) for atom in atoms]
     while todo:
@@ -344,7 +345,7 @@ def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], set[int]]:
         maker = here.makers.get(atom)
         index = here.inputs.get(atom)
         if atom in here.constant_keys:
-            constants.add(here.constant_keys[atom])
+            constants[here.constant_keys[atom]] = atom.aval
         elif maker is not None:
             todo += [(here, operand) for operand in maker[0].invars]
         elif index is not None and here.parent is None:
@@ -359,15 +360,17 @@ def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], set[int]]:
 def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
     """Whether a program uses gradients that it takes, as a training step does, rather than being one to differentiate.
 
-    A step gives back something like what it differentiates (new parameters, or the gradient), or its outputs do not
-    depend on the gradient at all (flax's nnx updates a model in place). A loss of which a gradient is a part, such as a
+    A step gives back something like what it differentiates (new parameters, or the gradient), or like all that it makes
+    that of (parameters that it casts, or puts into one vector), or its outputs do not depend on the gradient at all
+    (flax's nnx updates a model in place). A loss of which a gradient is a part, such as a
     penalty or a physics-informed residual, does neither; what returns one number of which a gradient is a part is one.
     """
     if not _uses_gradients(primal.closed):
         return True
     results = _given_back(primal)
     return [aval.shape for aval in results] != [()] and any(
-        _is_among(results, gradient.function) for gradient in gradients
+        _is_among(results, gradient.function) or _sources_are_among(results, primal, gradient.function)
+        for gradient in gradients
     )
 
 
@@ -396,6 +399,20 @@ def _is_among(results: Sequence[Any], function: Differentiated) -> bool:
     return bool(wanted) and all(
         sum(_is_like(aval, kind, copies) for aval in results) >= count for kind, count in wanted.items()
     )
+
+
+def _sources_are_among(results: Sequence[Any], primal: Primal, function: Differentiated) -> bool:
+    """Whether values of the types of all arrays that a function is differentiated in, or that these are made of."""
+    if (function.vmaps or function.devices) and not any(shape for shape, _ in _differentiated_types(function)):
+        return False  # a derivative in each example's number is like these, too
+    wanted, number = Counter[tuple[Any, Any]](), primal.gradients.index(function)
+    for scope, eqn in walk(primal.closed, once=True):
+        if half_of(eqn) == ("forward", number):
+            inputs, constants = _behind(scope, eqn.invars[len(eqn.invars) - len(function.primals) :])
+            types = (*(primal.types[index] for index in inputs), *constants.values())
+            wanted = Counter(_kind(aval) for aval in types if is_inexact(aval))
+            break
+    return bool(wanted) and not wanted - Counter(map(_kind, results))
 
 
 def _differentiated_types(function: Differentiated) -> Counter[tuple[Any, Any]]:
