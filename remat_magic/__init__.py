@@ -6,11 +6,9 @@ In a notebook: ``%load_ext remat_magic``, then ``%%remat`` on a cell. In Python:
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remat_magic.records import GradientDifference, Measurement, RematError, Report
-from remat_magic.records.base import register
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
     from remat_magic.widget.show import show
 
 __version__ = "0.2.0"
-# How records show, apply and judge themselves, for which they need the layers above; loaded when it is first asked for.
-register("display", partial(importlib.import_module, "remat_magic.views.display"))
-register("no_gain", partial(importlib.import_module, "remat_magic.planning.places"))
-register("applying", partial(importlib.import_module, "remat_magic.engine.engine"))
 
 __all__ = [
     "Comparison",

@@ -6,6 +6,7 @@ It holds no logic. A layer that only some questions need is imported when one of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import devices
@@ -252,7 +253,8 @@ class Trace:
         Raises:
             RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
         """
-        return self._on(device).report(policy, at, namespace)
+        report = self._on(device).report(policy, at, namespace)
+        return report.asking(partial(self.remarks, policy, at, namespace, device=device))
 
     def preview(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
@@ -370,8 +372,9 @@ class Trace:
             RematError: no such device. A policy that fails is a row with its error.
         """
         from remat_magic.comparing.compare import compare
+        from remat_magic.planning.places import no_gain_at
 
-        return compare(self.facts, policies, at, device, measurements, namespace, besides)
+        return compare(self.facts, no_gain_at, policies, at, device, measurements, namespace, besides)
 
     def places(
         self,
@@ -441,6 +444,23 @@ class Trace:
         from remat_magic.planning.places import no_gain_of
 
         return no_gain_of(self._on(device), policy, at, namespace)
+
+    def remarks(
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
+    ) -> tuple[Note, ...]:
+        """What is to be said of a policy's estimated peak besides the notes of its report, and takes time to find out.
+
+        That is ``no_gain``, and where the peak may be far higher by the order in which a device's compiler recomputes.
+        A report of this trace asks it when it shows itself.
+        """
+        from remat_magic.planning.places import remarks
+
+        return remarks(self._on(device), policy, at, namespace)
 
     # -------------------------------------------------------------------------------------------------------- planning
 

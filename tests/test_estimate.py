@@ -362,8 +362,7 @@ def by_order(count, policy="dots_with_no_batch_dims_saveable", at="function", de
     """The estimated peak of so many layers, and the other one that is noted, if one is."""
     args = [{name: shape(256, 256) for name in "qkvo"}] * count, shape(32, 512, 256)
     report = rm.trace(attention_layers, *args).report(policy, at, device=device)
-    notes = [note for note in report.remarked.notes if note.kind == "peak-by-order"]
-    assert report.by_order.text == "".join(notes)
+    notes = [note for note in report.remarks if note.kind == "peak-by-order"]
     sizes = [units.parse_bytes(size) for size in re.findall(r"[\d.]+ [kMGT]?B", "".join(notes))]
     return report.peak_bytes, *sizes[:1]
 
@@ -384,7 +383,7 @@ def test_all_that_is_recomputed_may_be_held_at_once(device):
 def test_no_other_peak_is_told_where_nothing_can_be_recomputed_first(policy, at):
     """Each layer's own checkpoint waits for that layer's cotangent, in whichever order."""
     assert len(by_order(4, policy, at)) == 1
-    assert not rm.trace(attention_layers, [dict.fromkeys("qkvo", SQUARE)], shape(8, 64, 1024)).report().by_order.text
+    assert not rm.trace(attention_layers, [dict.fromkeys("qkvo", SQUARE)], shape(8, 64, 1024)).remarks()
 
 
 def run(fun, *args, normalizes=False):
@@ -635,7 +634,7 @@ def test_xla_for_a_tpu_recomputes_attention_at_once():
     trace = rm.trace(fun, *args)
     report = trace.report("dots_with_no_batch_dims_saveable", "function", device=TPU)
     needed = compiled(trace, report.policy, report.at, device=TPU).needed_bytes
-    at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.by_order.text)[0])
+    at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.remarks[0])[0])
     assert 1.15 * report.peak_bytes < needed < at_once
     if jax.__version_info__ >= (0, 12):
         assert at_once == pytest.approx(needed, rel=0.1)

@@ -14,6 +14,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import devices
+from remat_magic.facts import program_text
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget import RematWidget
@@ -378,15 +379,12 @@ def test_a_page_that_lost_the_newest_view_gets_it_again(widget):
     assert (state["_view"], state["_frame"]) == (widget._view, widget._frame)
 
 
-def test_big_programs_are_not_laid_out_until_they_are_asked_for(browser):
-    laid_out = []
-
-    def later(name):
-        lines = tuple(ProgramLine(f"v{number} = sin a") for number in range(3000))
-        return Program.later(lambda: laid_out.append(name) or Program(lines, 3000), 3000)
-
+def test_big_programs_are_not_laid_out_until_they_are_asked_for(browser, monkeypatch):
+    laid_out, lines = [], tuple(ProgramLine(f"v{number} = sin a") for number in range(3000))
+    monkeypatch.setattr(program_text, "program", lambda name: laid_out.append(name) or Program(lines, 3000))
     trace = FakeTrace()
-    trace.reports["none", "function"] = small(policy="none", forward=later("forward"), backward=later("backward"))
+    forward, backward = (program_text.LiveProgram(3000, name) for name in ("forward", "backward"))
+    trace.reports["none", "function"] = small(policy="none", forward=forward, backward=backward)
     widget = RematWidget(trace, "none")
     kept = widget._rendered.kept(widget.report)
     assert "6,000 equations are not kept in the notebook" in kept["text/html"]

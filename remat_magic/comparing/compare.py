@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading, times
 from remat_magic.policies import OWN
 from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
-from remat_magic.records.base import registered
 
 
 def compare(
     facts: Facts,
+    no_gain: Callable[[Facts, ComparisonRow], str],
     policies: Iterable[Any] | None = None,
     at: Any = None,
     device: str | devices.Device | None = None,
@@ -27,6 +27,7 @@ def compare(
 
     Args:
         facts: of the traced function.
+        no_gain: what tells where a peak is no lower than without a checkpoint, and what would lower it.
         policies: keys or JAX policies; by default everything that ``trace.choices()`` offers, where policies that do
             just the same share a row.
         at: where, as for ``trace.report``.
@@ -72,18 +73,13 @@ def compare(
     }
     comparison = Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
     without = {row.at for row in comparison if "none" in (row.policy, *row.same_as)}
-    rows = [_with_what_helps(facts, row) if row.no_gain or row.at not in without else row for row in comparison]
+    rows = [
+        replace(row, no_gain=no_gain(facts, row) or row.no_gain)
+        if not row.error and (row.no_gain or row.at not in without)
+        else row
+        for row in comparison
+    ]
     return replace(comparison, rows=tuple(rows))
-
-
-def _with_what_helps(facts: Facts, row: ComparisonRow) -> ComparisonRow:
-    """A row that says where its peak is no lower than without a checkpoint, and what would lower it."""
-    if row.error:
-        return row
-    try:
-        return replace(row, no_gain=registered("no_gain").no_gain_at(facts, row) or row.no_gain)
-    except RematError:  # JAX cannot differentiate the function under that policy
-        return row
 
 
 def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:

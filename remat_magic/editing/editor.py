@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remat_magic import devices
@@ -36,6 +37,7 @@ from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import is_given
+from remat_magic.planning.places import remarks_on
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
@@ -67,7 +69,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
     there = facts.on(_peak_device(plan))
-    return replace(edited, no_gain=there.remark_on(row)) if best.files and best.saved_bytes is not None else edited
+    return edited.asking(partial(remarks_on, there, row)) if best.files and best.saved_bytes is not None else edited
 
 
 def _peak_device(plan: Plan) -> Device | None:

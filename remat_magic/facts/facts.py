@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from remat_magic import _jax, units
@@ -19,15 +18,12 @@ from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
-    ComparisonRow,
     Program,
-    Remark,
     RematError,
     Report,
     StepMemory,
     Timeline,
 )
-from remat_magic.records.base import registered
 
 _FAR = 0.3  # of a peak: more than estimates are off as a rule (README.md, "Limits")
 
@@ -118,8 +114,6 @@ class Facts:
             report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
             if report is not None and report.peak_bytes is not None:
                 report = reports.with_peak(report, self._schedule(selection))
-                report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
-                report = self._with_remark(report)
             elif report is None and selection.identity in self._by_program:
                 report = self._as_selected(selection, *self._by_program[selection.identity])
             elif report is None:
@@ -134,8 +128,6 @@ class Facts:
                 else:
                     schedule = None if engine.step is None else self._schedule(selection)
                     report = reports.full(first, half, backward, engine.primal.provenances, self._memory, schedule)
-                    report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
-                    report = self._with_remark(report)
                 self._previews.pop(key, None)
             self._reports[key] = report
             if not report.backward_error:  # which speaks of the policy
@@ -146,47 +138,27 @@ class Facts:
         """The report of a selection, given that of another one which makes the same program."""
         own, told = self._blank(selection), len(self._blank(other).notes)
         same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
-        return self._with_remark(replace(report, **same, notes=(*own.notes, *report.notes[told:])))
+        return replace(report, **same, notes=(*own.notes, *report.notes[told:]))
 
-    def remark_again(self) -> None:
-        """Let reports find their remarks out anew: more is known by now of what would lower a peak."""
-        with self.lock:
-            for key, report in self._reports.items():
-                if report.complete and not report.backward_error:
-                    self._reports[key] = self._with_remark(report)
-
-    def _with_remark(self, report: Report) -> Report:
-        row = ComparisonRow(report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes)
-        return replace(report, no_gain=self.remark_on(row))
-
-    def remark_on(self, row: ComparisonRow) -> Remark:
-        """What is to be said where a choice gains nothing, found out when somebody looks."""
-        return Remark.later(partial(self._no_gain, row))
-
-    def _by_order(self, selection: Selection, peak: int) -> Remark:
+    def by_order(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> str:
         """What the peak comes to where the device's compiler recomputes everything first, if that is far more."""
-
-        def find_out() -> Remark:
-            try:
-                with self.lock:
-                    at_once = self._schedule(selection, replace(self._memory, delays=False)).highest()[0]
-            except RematError:  # the trace was let go of
-                return Remark()
-            if at_once <= (1 + _FAR) * peak:
-                return Remark()
-            return Remark(
-                f"The peak may be {units.nbytes(at_once)} instead of {units.nbytes(peak)}: the estimate takes it that "
-                "XLA recomputes each value when its gradient is due, and XLA may recompute all of them before the "
-                "first gradient. Measure tells."
-            )
-
-        return Remark.later(find_out) if self._memory.fuses else Remark()
-
-    def _no_gain(self, row: ComparisonRow) -> Remark:
-        try:
-            return Remark(registered("no_gain").no_gain_at(self, row))
-        except RematError:  # JAX cannot tell what there is without a checkpoint
-            return Remark()
+        with self.lock:
+            peak = self.report(policy, at, namespace).peak_bytes
+            if peak is None or not self._memory.fuses:
+                return ""
+            selection = self.engine.select(policy, at, namespace)
+            key = "by_order", selection.report_key
+            if key not in self.memo:
+                first = replace(self._memory, delays=False)
+                self.memo[key] = self._schedule(selection, first).highest()[0]
+            at_once = self.memo[key]
+        if at_once <= (1 + _FAR) * peak:
+            return ""
+        return (
+            f"The peak may be {units.nbytes(at_once)} instead of {units.nbytes(peak)}: the estimate takes it that XLA "
+            "recomputes each value when its gradient is due, and XLA may recompute all of them before the first "
+            "gradient. Measure tells."
+        )
 
     def saved_bytes(self, policy: Any = "as_written", at: Any = None) -> int:
         """What a policy saves, as in its report, without the rest of one; all of it where there is no backward half.

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import itertools
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from remat_magic import _jax
 from remat_magic.engine.halves import without_gc
@@ -187,13 +188,54 @@ def _within(inner: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
     return rows
 
 
-def program_later(
+class LiveProgram(Program):
+    """The text of a jaxpr, laid out when it is first looked into, once. A copy of it is plain data.
+
+    Args:
+        equations: how many there are in the text.
+        arguments: those of ``program``.
+    """
+
+    __slots__ = ("_arguments",)
+    # One at a time: it is JAX's printer that lays out.
+    _laying_out: ClassVar = threading.RLock()
+
+    def __init__(self, equations: int, *arguments: Any) -> None:
+        object.__setattr__(self, "equations", equations)
+        object.__setattr__(self, "_arguments", arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        """The lines, which are not there yet."""
+        if name != "lines":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        with self._laying_out:
+            if not self.laid_out:
+                object.__setattr__(self, "lines", program(*self._arguments).lines)
+                object.__setattr__(self, "_arguments", ())
+        return object.__getattribute__(self, "lines")
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether somebody has looked into it."""
+        return not self._arguments
+
+    @property
+    def textless(self) -> bool:
+        """It has its text whenever it is asked for."""
+        return False
+
+    def __reduce__(self) -> tuple[type[Program], tuple[Any, ...]]:
+        """As ``pickle`` and ``copy`` ask."""
+        return Program, (self.lines if self.laid_out else (), self.equations)
+
+
+def live_program(
     closed: Any,
     provenances: Provenances,
     residuals: Mapping[Any, int],
     repeated: Mapping[int, bool] = MappingProxyType({}),
 ) -> Program:
-    """The text of a jaxpr, laid out when it is first looked into; arguments are those of ``program``."""
+    """The text of a jaxpr, as its source is now; arguments are those of ``program``."""
     seen: set[int] = set()
 
     def read_lines(jaxpr: Any) -> int:
@@ -208,7 +250,9 @@ def program_later(
         return count + sum(read_lines(inner) for inner in inside if id(inner) not in seen)
 
     equations = read_lines(_jax.open_jaxpr(closed))
-    return Program.later(lambda: program(closed, provenances, residuals, repeated), equations)
+    if equations:
+        return LiveProgram(equations, closed, provenances, residuals, repeated)
+    return program(closed, provenances, residuals, repeated)  # so that what has no lines has no equations
 
 
 @without_gc()

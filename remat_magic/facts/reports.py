@@ -14,7 +14,7 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, Held
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Schedule, both_halves, live_lines
-from remat_magic.facts.program_text import program_later
+from remat_magic.facts.program_text import live_program
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
@@ -76,7 +76,7 @@ def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provena
     for row, value in enumerate(saved):
         leaving = (*(outputs[leaf] for leaf in value.leaves), value.atom)
         marked.update((atom, row) for atom in leaving if not _jax.is_literal(atom))  # some have no hash
-    return program_later(half.closed, provenances, marked)
+    return live_program(half.closed, provenances, marked)
 
 
 def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
@@ -126,7 +126,7 @@ def full(
         residuals=rows,
         recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
         forward=_forward_program(half, saved, provenances),
-        backward=program_later(backward, provenances, marked, recomputation.kinds),
+        backward=live_program(backward, provenances, marked, recomputation.kinds),
         notes=(
             *first.notes,
             *_saved_in_vain(half, saved, rows, recomputation),

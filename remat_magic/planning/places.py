@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
+from remat_magic.records import ComparisonRow, Measurement, Note, Places, Plan, Progress, RematError, Report, no_gain
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
@@ -137,7 +138,6 @@ class _Search:
         if default_device:
             self._device = devices.default()
         places = self._facts.memo[__name__] = self._places(Progress(done, done))
-        self._facts.remark_again()
         yield places
 
     # ------------------------------------------------------------------------------------------------- what to try
@@ -377,6 +377,17 @@ def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] 
     return no_gain_at(facts, facts.report(policy, at, namespace))
 
 
+def remarks(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> tuple[Note, ...]:
+    """``Trace.remarks``."""
+    by_order = Note("peak-by-order", facts.by_order(policy, at, namespace))
+    return (*filter(None, [by_order]), *remarks_on(facts, facts.report(policy, at, namespace)))
+
+
+def remarks_on(facts: Facts, choice: ComparisonRow | Report) -> tuple[Note, ...]:
+    """The note that a choice saves less for nothing, if it does."""
+    return tuple(filter(None, [Note("peak-no-lower", no_gain_at(facts, choice))]))
+
+
 def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
     """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
     if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice)):
@@ -406,7 +417,10 @@ def lower_elsewhere(facts: Facts, peak: int | None) -> str:
     if places is not None:
         reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
     else:
-        reports = [facts.report("nothing_saveable", at) for at in _promising(facts)]
+        reports = list[Report]()
+        for at in _promising(facts):
+            with contextlib.suppress(RematError):  # JAX cannot trace the function with a checkpoint there
+                reports.append(facts.report("nothing_saveable", at))
     lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
     if not lower:
         return ""

@@ -10,19 +10,18 @@ number is expected means *unknown*; it is never replaced by a guess.
 from __future__ import annotations
 
 from remat_magic.errors import RematError
-from remat_magic.records.base import Displayed, Labelled, Listed
+from remat_magic.records.base import Displayed, Labelled, Listed, Remarked
 from remat_magic.records.choice import Choice, Parameter
 from remat_magic.records.comparison import Comparison, no_gain
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
-from remat_magic.records.later import Remark
 from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
 from remat_magic.records.note import Note, NoteKind
 from remat_magic.records.operation import Equation, Kernel, Unit, dearest
 from remat_magic.records.places import Places
 from remat_magic.records.plan import Plan, PlannedValue
-from remat_magic.records.program import Program, ProgramLine, RecomputationKind
+from remat_magic.records.program import TEXTLESS, Program, ProgramLine, RecomputationKind
 from remat_magic.records.report import Report
 from remat_magic.records.residual import Kind, Origin, Reader, Residual
 from remat_magic.records.site import Site
@@ -43,6 +42,7 @@ from remat_magic.records.timeline import (
 from remat_magic.records.xla_memory import XlaBuffer, XlaMemory
 
 __all__ = [
+    "TEXTLESS",
     "Advice",
     "ArgumentRole",
     "Choice",
@@ -81,7 +81,7 @@ __all__ = [
     "Progress",
     "Reader",
     "RecomputationKind",
-    "Remark",
+    "Remarked",
     "RematError",
     "Report",
     "Residual",

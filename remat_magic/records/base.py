@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeVar, overload
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from remat_magic.errors import RematError
+from remat_magic.records.note import Note
 
 T = TypeVar("T")
 
-# What records do with the help of the layers above, which register it since records import none of them.
-_LOADERS: dict[str, Callable[[], Any]] = {}
 
+def display() -> ModuleType:
+    """What shows records: asked for only when one is shown, and the one import of records from what is above them."""
+    from remat_magic.views import display
 
-def register(what: str, load: Callable[[], Any]) -> None:
-    """Say where help comes from; ``load`` is called each time that it is needed, and imports what gives it."""
-    _LOADERS[what] = load
-
-
-def registered(what: str) -> Any:
-    """The help that was registered."""
-    return _LOADERS[what]()
+    return display
 
 
 class Displayed:
@@ -32,17 +28,44 @@ class Displayed:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return registered("display").line(self)
+        return display().line(self)
 
     def _repr_html_(self) -> str:
-        return registered("display").html(self)
+        return display().html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         # In a list or a dictionary a line is enough.
-        printer.text(repr(self) if cycle or len(printer.stack) > 1 else registered("display").text(self).rstrip("\n"))
+        printer.text(repr(self) if cycle or len(printer.stack) > 1 else display().text(self).rstrip("\n"))
 
     def __rich__(self) -> Any:
-        return registered("display").renderable(self)
+        return display().renderable(self)
+
+
+class Remarked:
+    """A record of which the live trace that gave it out has more to say when it is shown: what takes time to find out.
+
+    Whom to ask is no field: it is neither compared nor pickled, and what it says is not kept, since it may learn more.
+    """
+
+    __slots__ = ("_ask",)
+    _ask: Callable[[], Iterable[Note]]
+
+    def asking(self, ask: Callable[[], Iterable[Note]]) -> Self:
+        """The same record.
+
+        Args:
+            ask: what it asks from here on.
+        """
+        object.__setattr__(self, "_ask", ask)
+        return self
+
+    @property
+    def remarks(self) -> tuple[Note, ...]:
+        """What there is to say; nothing of a copy, or where the trace was let go of."""
+        ask = getattr(self, "_ask", None)
+        with contextlib.suppress(RematError):
+            return () if ask is None else tuple(ask())
+        return ()
 
 
 class Labelled:
@@ -64,7 +87,7 @@ class Listed(Displayed, tuple[T, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return registered("display").text(self).rstrip("\n")
+        return display().text(self).rstrip("\n")
 
     @overload
     def __getitem__(self, key: SupportsIndex, /) -> T: ...

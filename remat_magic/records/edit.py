@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from remat_magic.errors import RematError
-from remat_magic.records.base import Displayed, Labelled
-from remat_magic.records.later import Remark
+from remat_magic.records.base import Displayed, Labelled, Remarked
 from remat_magic.records.source import SourceSpan
 
 
@@ -54,7 +53,7 @@ class EditedName:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Edit(Displayed, Labelled):
+class Edit(Displayed, Labelled, Remarked):
     """An edit of the user's source, with what JAX does with the edited text.
 
     ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a
@@ -65,8 +64,7 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
     an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
     is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, which is as on ``peak_device``;
-    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a
-    sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
+    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it.
     """
 
     function: str
@@ -87,7 +85,6 @@ class Edit(Displayed, Labelled):
     of: str = "saved"
     peak_bytes: int | None = None
     peak_device: str = ""
-    no_gain: Remark = field(default=Remark(), compare=False)
 
     @property
     def excess_bytes(self) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.records import plan_file
-from remat_magic.records.base import Displayed, Labelled, registered, write
+from remat_magic.records.base import Displayed, Labelled, write
 from remat_magic.records.source import SourceSpan
 
 
@@ -133,7 +133,9 @@ class Plan(Displayed, Labelled):
         Raises:
             RematError: when the function is called: it does other operations than those that the plan was made for.
         """
-        return registered("applying").with_plan(self, fun)
+        from remat_magic.engine.engine import with_plan
+
+        return with_plan(self, fun)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file for ``remat_magic.load_plan``.

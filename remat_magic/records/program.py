@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from remat_magic.records.later import Later
+from remat_magic.errors import RematError
 from remat_magic.records.source import SourceSpan
 
 RecomputationKind = Literal["", "repeated", "deferred"]
@@ -34,31 +33,50 @@ class ProgramLine:
     library: SourceSpan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Program(Later):
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
     """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte.
 
-    Most programs are never read, so that one made with ``later`` is laid out when its lines are first looked into. How
-    many equations it has, of bodies that several calls share once, is known before.
+    Most programs are never read: that of a live trace is laid out when its lines are first looked into. One that was
+    pickled before has no lines, and is equal to any of as many equations; those of bodies that several calls share
+    count once.
     """
 
     lines: tuple[ProgramLine, ...] = ()
     equations: int = 0
 
-    @classmethod
-    def later(cls, lay_out: Callable[[], Program], equations: int) -> Program:
-        """The program of so many equations that ``lay_out`` gives, which is called at most once to the end."""
-        program = cls.__new__(cls)
-        object.__setattr__(program, "_work_out", lay_out)
-        object.__setattr__(program, "equations", equations)
-        return program
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        textless = self.textless or other.textless
+        return self.equations == other.equations and (textless or self.lines == other.lines)
+
+    def __hash__(self) -> int:
+        return hash(self.equations)
 
     @property
     def laid_out(self) -> bool:
         """Whether the lines are there already."""
-        return not hasattr(self, "_work_out")
+        return not self.textless
+
+    @property
+    def textless(self) -> bool:
+        """Whether nobody had looked into the lines when this was copied or pickled, so that they cannot be had."""
+        return not self.lines and self.equations > 0
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The whole text.
+
+        Raises:
+            RematError: it is ``textless``.
+        """
+        if self.textless:
+            raise RematError(TEXTLESS)
         return "\n".join(line.text for line in self.lines)
+
+
+TEXTLESS = (
+    "nobody had looked at this text when the report was pickled: ask for report.forward.text and report.backward.text "
+    "before."
+)

@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remat_magic.records.base import Displayed, Labelled, registered, write
-from remat_magic.records.later import Remark
-from remat_magic.records.note import Note, NoteKind
+from remat_magic.records.base import Displayed, Labelled, Remarked, display, write
+from remat_magic.records.note import Note
 from remat_magic.records.operation import Equation, Kernel, dearest, total_flops
 from remat_magic.records.program import Program
 from remat_magic.records.residual import Kind, Residual
@@ -18,7 +17,7 @@ from remat_magic.records.source import SourceText
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report(Displayed, Labelled):
+class Report(Displayed, Labelled, Remarked):
     """What one policy does at one place.
 
     A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
@@ -32,8 +31,6 @@ class Report(Displayed, Labelled):
     ``forward_communicated_bytes`` and ``backward_communicated_bytes`` are those of the results of collectives that one
     device has: with automatic sharding of all that XLA has in each half, compiled by itself, None where that is not
     known; else of those that the program names in a ``shard_map`` or ``pmap``.
-    ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower,
-    ``by_order.text`` one where the peak may be far higher on the device, by the order in which its compiler recomputes.
     """
 
     policy: str
@@ -60,8 +57,6 @@ class Report(Displayed, Labelled):
     recomputed_kernels: tuple[Kernel, ...] = ()
     sources: tuple[SourceText, ...] = ()
     label: str = ""
-    no_gain: Remark = dataclasses.field(default=Remark(), compare=False)
-    by_order: Remark = dataclasses.field(default=Remark(), compare=False)
     peak_by_kind: tuple[tuple[str, int], ...] = ()
     devices: int = 1
     per_device: bool = True
@@ -80,15 +75,15 @@ class Report(Displayed, Labelled):
         """``saved_bytes`` of all devices together, with each copy of what several hold."""
         return self.saved_bytes * (self.devices if self.per_device else 1)
 
-    @property
-    def remarked(self) -> Report:
-        """The same with ``no_gain`` and ``by_order`` among its notes, as it is shown."""
-        if not self.complete:
-            return self
-        remarks: dict[NoteKind, Remark] = {"peak-by-order": self.by_order, "peak-no-lower": self.no_gain}
+    def noted(self, remarks: Iterable[Note]) -> Report:
+        """The same with more notes.
+
+        Args:
+            remarks: those; none of a kind that it has already is added.
+        """
         kinds = {note.kind for note in self.notes}
-        notes = tuple(Note(kind, remark.text) for kind, remark in remarks.items() if kind not in kinds and remark.text)
-        return dataclasses.replace(self, notes=(*self.notes, *notes)) if notes else self
+        more = [note for note in remarks if note.kind not in kinds]
+        return dataclasses.replace(self, notes=(*self.notes, *more)) if more else self
 
     @property
     def in_update(self) -> str:
@@ -105,7 +100,7 @@ class Report(Displayed, Labelled):
         Raises:
             RematError: the file cannot be written.
         """
-        write(path, registered("display").page_html(self.remarked, [other.remarked for other in others]))
+        write(path, display().page_html(self.noted(self.remarks), others))
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds and not residual.dropped)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
-from remat_magic.records import Report
+from remat_magic.records import TEXTLESS, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.headline import notes_html, signature_html, title_html, totals_html
@@ -165,15 +165,20 @@ def _more(number: int, noun: str) -> str:
 def _jaxprs(report: Report, most: float) -> str:
     halves = (report.forward, report.backward)
     number, noun = sum(half.equations for half in halves), "equation"
-    if number <= most or all(half.laid_out for half in halves):  # a large one is not laid out for being left out
+    textless = any(half.textless for half in halves)
+    # A large one is not laid out for being left out.
+    if not textless and (number <= most or all(half.laid_out for half in halves)):
         number, noun = sum(len(half.lines) for half in halves), "line"
     if not number:
         return ""
     size = fmt.count(number, noun)
-    body = (
-        jaxprs(report)
-        if number <= most
-        else f'<p class="remat-empty">{size} are not kept in the notebook; in Python they are '
-        "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
-    )
+    if textless:
+        body = f'<p class="remat-empty">Not here: {TEXTLESS}</p>'
+    elif number <= most:
+        body = jaxprs(report)
+    else:
+        body = (
+            f'<p class="remat-empty">{size} are not kept in the notebook; in Python they are '
+            "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
+        )
     return f"<details><summary>Forward and backward jaxprs, {size}</summary>{body}</details>"

@@ -10,7 +10,7 @@ import rich.text
 from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType, RenderResult
 from rich.table import Table
 
-from remat_magic.records import Program, Report
+from remat_magic.records import TEXTLESS, Program, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.rows import (
     RecomputedRow,
@@ -135,12 +135,13 @@ def _parts(report: Report, lay_out: bool) -> Iterator[rich.text.Text | Table]:
         yield _heading(f"Checkpoint sites ({len(report.sites)})")
         yield _sites(report)
     for title, jaxpr in (("Forward", report.forward), ("Backward", report.backward)):
-        left_out = not (lay_out or jaxpr.laid_out) and jaxpr.equations > _LAID_OUT
+        left_out = jaxpr.textless or (not (lay_out or jaxpr.laid_out) and jaxpr.equations > _LAID_OUT)
         if left_out or jaxpr.lines:
             yield Text()
             yield _heading(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}")
             if left_out:
-                yield Text(f"In Python it is report.{title.lower()}.text.", "dim")
+                where = f"In Python it is report.{title.lower()}.text."
+                yield Text(f"Not here: {TEXTLESS}" if jaxpr.textless else where, "dim")
             else:
                 yield from _jaxpr(jaxpr)
 

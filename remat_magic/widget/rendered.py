@@ -158,14 +158,13 @@ class Rendered:
         device = self._device
         found = self._on(report, device)
         title = " ".join(filter(None, (self._title, f"Peaks are as on {device.name}." if device else "")))
-        return found if found is report else found.remarked, title
+        return found if found is report else found.noted(found.remarks), title
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""
         if self._live is None or self._live.closed or not report.complete or not (device and device.holds_otherwise):
             return report
-        on_device = self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
-        return on_device.remarked if any(note.kind == "peak-no-lower" for note in report.notes) else on_device
+        return self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
 
 
 class Kept:

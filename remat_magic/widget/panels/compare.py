@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, Effort, Measurement, Places, Progress, Remark, Report
+from remat_magic.records import Comparison, Effort, Measurement, Places, Progress, Report
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html
 from remat_magic.views.fits import fits_html
@@ -123,13 +123,13 @@ class Compare(Panel):
 
     def _noted(self, request: Request) -> Report:
         """The report as on the device, with its remarks; what its compiler has said needs none on another order."""
-        device = request.text("device")
-        report = self._live.trace.report(*self._arguments(request), device=device)
+        trace, device = self._live.trace, request.text("device")
+        report = trace.report(*self._arguments(request), device=device)
+        remarks = trace.remarks(*self._arguments(request), device=device)
         with self._lock:
             measured = self._measured.get((report.policy, report.at, device))
-        if measured is not None and measured.needed_bytes is not None:
-            report = replace(report, by_order=Remark())
-        return report.remarked
+        is_known = measured is not None and measured.needed_bytes is not None
+        return report.noted(note for note in remarks if not (is_known and note.kind == "peak-by-order"))
 
     def _compared(self, request: Request) -> str:
         comparison = self._comparison(request, self._besides(request))
@@ -284,7 +284,7 @@ class Compare(Panel):
             self._measured[full.policy, full.at, device.name] = full
         self._live.add_compiled(full)
         self._show_measured(device.name)
-        if live.trace.report(policy, at, namespace, device=device).by_order.text:
+        if any(note.kind == "peak-by-order" for note in live.trace.remarks(policy, at, namespace, device=device)):
             self._work(Request({**request.content, "type": "peak"}))  # which said what might be
         return {"html": fits_html(full, devices.usable_bytes(device))}
 
