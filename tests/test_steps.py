@@ -582,6 +582,12 @@ def test_what_a_method_or_a_partial_holds_is_an_argument_of_the_step(how):
     assert agree(*(jax.tree.leaves(jax.jit(lambda *rest, fun=fun: fun(*rest))(*rest)) for fun in (under, held)))
 
 
+@pytest.mark.parametrize("wrapped", [jax.jit, partial(jax.vmap, in_axes=None, axis_size=1)])
+def test_a_callable_object_has_the_name_of_its_class_under_a_transform(wrapped):
+    params, x, y = arguments()
+    assert rm.trace(wrapped(Plain(Trainer(params, params))), x, y).engine.given.name == "Plain"
+
+
 def test_what_is_differentiated_of_a_method_is_its_object_and_of_a_partial_what_it_is_given():
     params, x, y = arguments()
     trainer = Trainer(params, params)

@@ -40,10 +40,15 @@ class Leaf:
     is_number: bool = False
 
 
+_UNNAMED = "<unnamed function>"  # as JAX calls what it is given without a name
+
+
 def function_name(fun: Any) -> str:
     """What to call a function in a title: its own name, through partials and bound methods."""
     while isinstance(fun, functools.partial):
         fun = fun.func
+    while getattr(fun, "__name__", _UNNAMED) == _UNNAMED and hasattr(fun, "__wrapped__"):  # of an object that is called
+        fun = fun.__wrapped__
     name = getattr(fun, "__name__", None) or type(fun).__name__
     if name == "__call__":  # of a model's class: the class is what the user knows it by
         return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
