@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.experimental import pallas as pl
 
 import remat_magic as rm
 from tests.benchmarks.models import transformer
@@ -447,6 +448,49 @@ def test_what_jax_cannot_differentiate_is_named_with_its_line(inner, kind, aroun
         rm.trace(outer, f32(3)).backward("none", "function")
     assert f" at test_trace.py:{inner.__code__.co_firstlineno + 1}" in str(raised.value)
     assert kind in str(raised.value)
+
+
+def _one_by_one(x):
+    return jax.vmap(lambda x: jax.pure_callback(np.sin, x, x, vmap_method="sequential"))(x)
+
+
+@jax.custom_vjp
+def _ruled(x):
+    return jnp.sin(x)
+
+
+_ruled.defvjp(lambda x: (_ruled(x), x), lambda x, g: (g * jnp.cos(x),))
+
+
+def _forward_mode(x):
+    return jax.jacfwd(_ruled)(x)
+
+
+def _kernel(x):
+    def body(read, written):
+        written[...] = jnp.sin(read[...])
+
+    return pl.pallas_call(body, out_shape=x, interpret=True)(x)
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(
+    ("inner", "said", "line"),
+    [
+        (_one_by_one, "a pure_callback called from", 1),
+        (_forward_mode, "make it a jax.custom_jvp", 1),
+        (_kernel, "cannot be differentiated: Linearization failed", 4),
+    ],
+)
+def test_what_has_no_line_of_its_own_is_told_with_the_users_call(inner, said, line, in_step, remat3):
+    """Of a library's loop, of a callback under vmap, and of what JAX knows no rule of in this mode."""
+    step = lambda x: x - jax.grad(lambda x: inner(x).sum())(x)  # noqa: E731
+    with pytest.raises(rm.RematError) as raised:
+        rm.trace(step if in_step else lambda x: inner(x).sum(), f32(3)).backward("none", "function")
+    by_gradient = in_step and inner is _one_by_one
+    line += (step if by_gradient else inner).__code__.co_firstlineno - by_gradient
+    assert said in str(raised.value)
+    assert f"test_trace.py:{line}" in str(raised.value)
 
 
 def test_the_users_own_exception_passes_through():

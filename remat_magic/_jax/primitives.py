@@ -236,6 +236,12 @@ def is_transparent(eqn: Any) -> bool:
     return primitive_name(eqn) in TRANSPARENT
 
 
+def is_refused(eqn: Any, error: str) -> bool:
+    """Whether an equation is of the kind that JAX cannot differentiate, as its error says: a loop or a callback."""
+    kind = "while" if "while_loop" in error else "io_callback" if error.startswith("IO") else "pure_callback"
+    return bool(eqn.primitive.name == kind)
+
+
 def is_barrier(eqn: Any) -> bool:
     """Whether an equation is an optimization barrier, of which each output is the operand of the same number."""
     return eqn.primitive.name == "optimization_barrier"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
+from remat_magic import _jax
 from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
@@ -15,17 +18,19 @@ COMPLEX = "reduce_precision does not accept dtype complex"
 
 
 @contextlib.contextmanager
-def failures(function: str, policy: str, written: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+def failures(
+    function: str, policy: str, written: Mapping[str, str] = MappingProxyType({}), closed: Any = None
+) -> Iterator[None]:
     """Tell what JAX raises during a retrace in one sentence that names the mend.
 
-    ``written`` are the policies by site that the source sets and the choice leaves as they are.
+    ``written`` are the policies by site that the source sets and the choice leaves as they are, ``closed`` the program.
     """
     try:
         yield
     except RematError:
         raise
     except Exception as error:
-        raise RematError(_sentence(function, policy, error, written)) from error
+        raise RematError(_sentence(function, policy, error, written, closed)) from error
 
 
 @contextlib.contextmanager
@@ -37,7 +42,7 @@ def differentiating(function: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = text_of(error)
-        if COMPLEX in text or _undifferentiable(function, error, text):
+        if COMPLEX in text or _undifferentiable(function, error, text, None):
             raise RematError(_sentence(function, "its own policies", error, {})) from error
         raise
 
@@ -47,7 +52,7 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error.__cause__, (MemoryError, RecursionError))
 
 
-def _sentence(function: str, policy: str, error: Exception, written: Mapping[str, str]) -> str:
+def _sentence(function: str, policy: str, error: Exception, written: Mapping[str, str], closed: Any = None) -> str:
     text = one_line(text_of(error), 4000)
     if COMPLEX in text:
         who, sites = f"{function} would under {policy}", " at 'sites'" if written else ""
@@ -65,12 +70,26 @@ def _sentence(function: str, policy: str, error: Exception, written: Mapping[str
         )
     first = text.split(". ")[0].rstrip(".")
     sentence = f"JAX cannot trace {function} under {policy}: {type(error).__name__}: {first[:400]}{_place(error)}."
-    return _undifferentiable(function, error, text) or sentence
+    return _undifferentiable(function, error, text, closed) or sentence
 
 
-def _undifferentiable(function: str, error: Exception, text: str) -> str:
+# What JAX says of an operation that it cannot differentiate: of a kernel of Pallas it says that linearization failed.
+_WITHOUT_RULE = (
+    "ifferentiation rule",
+    "ranspose rule",
+    "jvp_method",
+    "VP defined",
+    "VP not implemented",
+    "Linearization failed",
+    "cannot be differentiated",
+    "gradients are only implemented",
+    "Derivatives of",
+)
+
+
+def _undifferentiable(function: str, error: Exception, text: str, closed: Any) -> str:
     """What cannot be traced or differentiated, by name and place; empty for an error of another kind."""
-    place = _place(error)
+    place = _place(error) or _called_from(error, text, closed)
     if type(error).__name__ == "TraceContextError":
         return (
             f"{function} changes a module of flax nnx that is not among its arguments, or is outside of a transform of "
@@ -84,10 +103,32 @@ def _undifferentiable(function: str, error: Exception, text: str) -> str:
     if "callbacks do not support JVP" in text:
         kind = "a pure_callback" if text.startswith("Pure") else "an io_callback"
         return f"{function} cannot be differentiated: {kind}{place} has no derivative; give it one by jax.custom_vjp."
-    if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text or "No JVP defined" in text:
+    if "custom_lin'" in text or "forward-mode autodiff" in text:
+        return (
+            f"{function} cannot be differentiated: a jax.custom_vjp function{place} is met in forward mode (jax.jvp, "
+            "jax.jacfwd, a Hessian-vector product), where it has no rule; make it a jax.custom_jvp."
+        )
+    if any(words in text for words in _WITHOUT_RULE):
         what = one_line(text, 300).rstrip(".")
         return f"{function} cannot be differentiated: {what}{place}; give that part a jax.custom_vjp."
     return ""
+
+
+def _called_from(error: Exception, text: str, closed: Any) -> str:
+    """The user's line that calls what has no line of the user's itself: a library's loop, a callback under vmap.
+
+    That is of the only such call in the program, or of the gradient that is taken.
+    """
+    spans, found = Spans(), set[str]()
+    for scope, eqn in walk(closed, once=True) if closed is not None else ():
+        inner, outer, called = eqn, scope, None
+        while inner is not None and called is None and _jax.is_refused(eqn, text):
+            called = spans.frames(_jax.traceback_of(inner)).source
+            inner, outer = outer and outer.eqn, outer and outer.parent
+        found |= {called.place} if called is not None else set()
+    raised = spans.raised(error.__traceback__)
+    found = found or ({raised.place} if raised is not None else set())
+    return f" called from {found.pop()}" if len(found) == 1 else ""
 
 
 def _place(error: Exception) -> str:

@@ -271,4 +271,4 @@ class Retrace:
         chosen = {key for key, _ in self.selection.at_sites}
         sites = [site for site in self._primal.table.sites if site.policy != "nothing_saveable"]
         written = {site.key: site.policy for site in sites if site.key not in chosen}
-        return failures(self._primal.name, self.selection.policy, written)
+        return failures(self._primal.name, self.selection.policy, written, self._primal.closed)
