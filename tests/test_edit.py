@@ -1,6 +1,7 @@
 """Plans as edits of the user's source: the text stays the user's, and JAX does with it what the plan promised."""
 
 import dataclasses
+import gc
 import subprocess
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ import remat_magic as rm
 from remat_magic import units
 from remat_magic.api import Trace
 from remat_magic.engine.engine import Engine
+from remat_magic.facts import reports
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import display
 from remat_magic.views.edit import edit_html
@@ -1046,3 +1048,35 @@ def test_other_threads_run_what_is_written_while_an_edit_is_verified(module):
     assert edit.verified, edit.differences
     (jaxpr,) = seen
     assert "name" not in {eqn.primitive.name for eqn in jaxpr.eqns}
+
+
+def test_an_edit_asks_for_one_report_and_looks_at_no_object_of_the_session(module, monkeypatch):
+    """Only what the edited text does is worth a report, and the heap is the user's."""
+    text = """
+    import functools
+
+    def timed(fun):
+        @functools.wraps(fun)
+        def inner(*args):
+            return fun(*args)
+        return inner
+
+    @timed
+    def loss(w, x):
+        h = jnp.sin(x @ w)
+        return jnp.sum(jnp.sin(h @ w))
+
+    def step(w, x):
+        return w - jax.grad(loss)(w, x)
+    """
+    asked = []
+    for name in ("get_objects", "get_referrers", "collect"):
+        monkeypatch.setattr(gc, name, lambda *args, name=name: asked.append(name) or [])
+    full = reports.full
+    monkeypatch.setattr(reports, "full", lambda *args, **more: asked.append("report") or full(*args, **more))
+    trace = rm.trace(module(text).step, *SQUARE)
+    plan = keeping(trace, "jnp.sin(x @ w)")
+    del asked[:]
+    edit = trace.edit(plan)
+    assert edit.verified
+    assert asked == ["report"]

@@ -140,7 +140,7 @@ class _Editor:
                 "anew with trace.plan()."
             )
         trees, places = probed(self._code)
-        facts, _ = self._retraces.of(trees, {PROBE: probe})
+        facts = self._retraces.of(trees, {PROBE: probe}, read=lambda facts: facts)
         with_places = facts.engine.placed(plan.at)
         program = Skeleton.of(naming.closed, self._within(self._facts, plan.at), is_given)
         with_probes = Skeleton.of(with_places, self._within(facts, plan.at), is_probe)
@@ -189,9 +189,9 @@ class _Editor:
     def _why_unwritable(self, plan: Plan) -> Iterator[str]:
         """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
         for part in _parts(plan):
-            code = part.code or ("" if part.names else self._facts.report(part.policy, part.at).code)
-            by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
             if _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
+                code = part.code or ("" if part.names else self._engine.select(part.policy, part.at).code)
+                by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
                 yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
@@ -290,8 +290,10 @@ class _Editor:
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
-            there, traced = self._retraces.of(texts.trees(), {}, texts.wrappers)
-            peak_bytes = there.on(_peak_device(plan)).report("as_written").peak_bytes
+            device = _peak_device(plan)
+            traced = self._retraces.of(
+                texts.trees(), {}, texts.wrappers, read=lambda facts: facts.on(device).report("as_written")
+            )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, traced)
@@ -305,7 +307,7 @@ class _Editor:
             verified=not differing,
             differences=tuple(differing),
             saved_bytes=traced.saved_bytes,
-            peak_bytes=peak_bytes,
+            peak_bytes=traced.peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from remat_magic import _jax, units
 from remat_magic.editing.applications import PARTIAL, Application, applications, with_policies
@@ -30,6 +30,7 @@ from remat_magic.records import RematError, Report, Residual, Site
 from remat_magic.user_files import STAND_IN
 
 _one_at_a_time = threading.RLock()
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,17 +272,21 @@ class Retraces:
         self._engine, self._code = facts.engine, code
 
     def of(
-        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], wrappers: Sequence[NewWrapper] = ()
-    ) -> tuple[Facts, Report]:
-        """The function of other trees, traced, and the report of it.
+        self,
+        trees: Mapping[str, ast.Module],
+        given: Mapping[str, Any],
+        wrappers: Sequence[NewWrapper] = (),
+        *,
+        read: Callable[[Facts], _Read],
+    ) -> _Read:
+        """What is read of the function of other trees, traced, while the rules of its derivatives are of them too.
 
         Raises:
             RematError: it cannot be executed apart from the session, or raises there.
         """
         with _as_edited(self._code, trees, given, wrappers):
             try:
-                facts = Facts(self._engine.retraced(self._engine.given.fun))
-                return facts, facts.report("as_written")
+                return read(Facts(self._engine.retraced(self._engine.given.fun)))
             except Exception as error:
                 message = str(error).partition("\n")[0].rstrip(".")
                 raise RematError(
@@ -298,7 +303,7 @@ class Retraces:
         marked = list(zip(places, policies, strict=True))
         wrappers = [NewWrapper(place.text, place.maker(policy), place) for place, policy in marked]
         marks = [_Mark(number) for number, _ in enumerate(places)]
-        facts, _ = self.of(with_policies(self._code, marked), {_MARK: marks}, wrappers)
+        facts = self.of(with_policies(self._code, marked), {_MARK: marks}, wrappers, read=lambda facts: facts)
         made = ([place for place in places if place.made_of(it, self._code) is not None] for it in self._code.things)
         several = [of_one for of_one in made if len(of_one) > 1]  # it cannot be told which of them made it
         by_site: dict[str, list[Application]] = {}

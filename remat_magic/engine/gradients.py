@@ -11,9 +11,10 @@ import contextlib
 import gc
 import inspect
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import jax
@@ -114,7 +115,7 @@ class _Call:
         leaves, tree = tree_flatten(args)
         self._leaves = leaves
         self._returned = Returned()
-        watch = _FirstCall()
+        watch = _FirstCall(traceable)
         named: list[Any] = []
         counts: list[int] = []
 
@@ -203,6 +204,7 @@ def _leaf(aval: Any, name: _Name, *, differentiated: bool) -> Leaf:
     return Leaf(*name, aval, is_array=True, differentiated=differentiated and is_inexact(aval))
 
 
+_LOOKED_AT = 1000  # objects, at most, for the function that is called: it is among the first few
 _Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the position of that
 
 
@@ -210,9 +212,13 @@ class _FirstCall:
     """Watches for the first function of the user's own that is called, which is the one that is differentiated.
 
     It knows by what names the user calls the values that go in, whichever library called it.
+
+    Args:
+        traceable: what JAX differentiates, which holds that function.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traceable: Any) -> None:
+        self._traceable = traceable
         self.who: Identity | None = None
         self.static: tuple[Leaf, ...] = ()
         self._names: dict[int, _Name] = {}
@@ -227,7 +233,7 @@ class _FirstCall:
         self.who, count = (_name_of(code), code.co_filename, code.co_firstlineno), _parameter_count(code)
         given = {name: frame.f_locals.get(name) for name in code.co_varnames[:count]}
         with contextlib.suppress(Exception):  # what does not take what its wrapper was given, is not what that wraps
-            wrapper, own = _wrapper(frame)
+            wrapper, own = _wrapper(frame, self._traceable)
             function = inspect.unwrap(wrapper)
             if is_user_file(function.__code__.co_filename):
                 given = _as_given_to(function, frame, own)
@@ -321,19 +327,30 @@ def _parameter_count(code: CodeType) -> int:
     return code.co_argcount + code.co_kwonlyargcount + rest
 
 
-def _wrapper(frame: FrameType) -> tuple[Any, int]:
-    """What ``functools.wraps`` made that a frame is a call of, and how many arguments are its own; of others itself."""
+def _wrapper(frame: FrameType, holder: Any) -> tuple[Any, int]:
+    """What ``functools.wraps`` made that a frame is a call of, and how many arguments are its own; of others itself.
+
+    No frame knows its function: it is looked for among what ``holder`` leads to, what is nearest first.
+    """
     code, local = frame.f_code, frame.f_locals
     first = local.get(code.co_varnames[0]) if code.co_argcount else None
     if "__wrapped__" in getattr(first, "__dict__", ()) and code.co_name == "__call__":
         return first, 1
     if not any(callable(local.get(name)) for name in code.co_freevars) or code.co_name == "<lambda>":
         return None, 0
-    for function in gc.get_referrers(code):  # no frame knows its function
-        if isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
-            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-            if all(local.get(name) is cell.cell_contents for name, cell in cells):
-                return function, 0
+    held, seen = deque([holder]), dict[int, Any]()
+    while held and len(seen) < _LOOKED_AT:
+        value = held.popleft()
+        if id(value) in seen or isinstance(value, type | ModuleType):
+            continue
+        seen[id(value)] = value
+        if not isinstance(value, FunctionType):
+            held += gc.get_referents(value)
+            continue
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        if value.__code__ is code and all(local.get(name) is cell.cell_contents for name, cell in cells.items()):
+            return (value, 0) if hasattr(value, "__wrapped__") else (None, 0)
+        held += [*cells.values(), vars(value)]
     return None, 0
 
 

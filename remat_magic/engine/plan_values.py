@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,12 +30,12 @@ class PlanValues:
     def __init__(self, primal: Primal, selector: Selector, differentiate: Callable[[Selection], object]) -> None:
         self._primal, self._selector, self._differentiate = primal, selector, differentiate
         self._programs: dict[tuple[str, bool], NamedProgram] = {}
-        self._selections: dict[tuple[Any, ...], Selection] = {}
+        self._policies: dict[tuple[str | None, ...], Any] = {}  # one for each choice, whatever a plan of it is called
 
     def clear(self) -> None:
         """Drop the programs."""
         self._programs.clear()
-        self._selections.clear()
+        self._policies.clear()
 
     def program(self, at: str, remat3: bool) -> NamedProgram:
         """The program with the values named that a policy there is asked about.
@@ -60,25 +60,13 @@ class PlanValues:
         Raises:
             RematError: the program does other operations than the one that the plan was made for.
         """
-        keys = tuple(sorted((value.key, value.offloaded) for value in plan.names))
-        selection = self._selections.get((plan.policy, plan.at, keys))
-        if selection is None:
-            naming = self.program(plan.at, self._primal.remat3)
-            names = self._names(plan, naming)
-            moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
-            kept = sorted({*names} - {*moved})
-            policy = jax.checkpoint_policies.save_only_these_names(*kept)
-            if moved:
-                policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-                    names_which_can_be_saved=kept,
-                    names_which_can_be_offloaded=moved,
-                    offload_src=SOURCE,
-                    offload_dst=DESTINATION,
-                )
-            unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-            selection = replace(unnamed, naming=naming, code=plan.code, label=plan.label)
-            self._selections[plan.policy, plan.at, keys] = selection
-        return selection
+        naming = self.program(plan.at, self._primal.remat3)
+        names = self._names(plan, naming)
+        moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
+        kept = sorted({*names} - {*moved})
+        policy = self._policies.setdefault((*kept, None, *moved), _policy(kept, moved))
+        unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
+        return replace(unnamed, naming=naming, code=plan.code, label=plan.label)
 
     def _names(self, plan: Plan, naming: NamedProgram) -> list[str]:
         """The names of a plan's values in a program, which are told by its operations alone."""
@@ -124,3 +112,12 @@ class PlanValues:
         return name_everything(
             closed, checkpoints, rules=not self._primal.remat3, differentiate=differentiate, like=like
         )
+
+
+def _policy(kept: Sequence[str], moved: Sequence[str]) -> Any:
+    """JAX's policy that saves some names, and offloads others."""
+    if not moved:
+        return jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, offload_src=SOURCE, offload_dst=DESTINATION
+    )
