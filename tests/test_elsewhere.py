@@ -210,9 +210,8 @@ def test_what_is_cancelled_is_killed_at_once(pretend):
 @pytest.mark.slow
 def test_the_compiler_ends_with_the_process_that_asked(pretend, tmp_path):
     started = pretend("""
-        import threading
-        from remat_magic.measuring.compiler_process import end_with
-        threading.Thread(target=end_with, args=(sys.stdin.buffer, folder), daemon=True).start()
+        from remat_magic.measuring.compiler_process import end_with_the_asking
+        end_with_the_asking(folder)
         started.with_name("folder").write_text(str(folder))
         time.sleep(600)
         """)
@@ -227,6 +226,13 @@ def test_the_compiler_ends_with_the_process_that_asked(pretend, tmp_path):
     asking.wait()
     processes = Path("/proc", started.read_text().strip())
     eventually(lambda: not Path(named.read_text()).exists() and not processes.exists())
+
+
+def test_a_compiler_that_watches_who_asked_ends_well(pretend):
+    """It was ended by SIGABRT where Python was still reading, and no device had figures."""
+    watching = "from remat_magic.measuring.compiler_process import end_with_the_asking\nend_with_the_asking(folder)\n"
+    pretend(watching + SIZES)
+    assert rm.trace(loss, *ARGS).measure("none", at="function", device=H100).error == ""
 
 
 def test_what_was_asked_for_longest_ago_goes_first(pretend, cache, monkeypatch):

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from remat_magic import _jax
 from remat_magic.measuring.xla_memory import dump_options, read_dump
@@ -74,14 +74,18 @@ def _timeline(dump: Path) -> dict[str, Any] | None:
     return None if memory is None else memory.to_dict()
 
 
-def end_with(asking: IO[bytes], folder: Path) -> None:
-    """End this process, and remove its folder, when the one that asked has ended: nobody reads the answer."""
-    asking.read()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+def end_with_the_asking(folder: Path) -> None:
+    """From now on end this process, and remove its folder, when the one that asked ends: nobody reads the answer."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not sys.stdin: Python aborts where a thread still reads that when the answer is written
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
-    threading.Thread(target=end_with, args=(sys.stdin.buffer, given), daemon=True).start()
+    end_with_the_asking(given)
     (given / "answer.json").write_text(json.dumps(compile_in(given)), encoding="utf-8")
