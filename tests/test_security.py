@@ -368,6 +368,8 @@ ALLOWED = {
     ("editing/retracing.py", "compile"): "the user's own definitions, with the edit",
     ("editing/retracing.py", "exec"): "an import that the edit adds, in a copy of the user's namespace",
     ("editing/retracing.py", "eval"): "a checkpoint that the user or the edit wrote, likewise",
+    ("measuring/elsewhere.py", "unlink"): "the oldest answers in a cache folder that is full",
+    ("measuring/compiler_process.py", "shutil"): "its own temporary folder, when the process that asked has ended",
     ("_jax/private.py", "importlib"): "JAX's own modules, by names that stand in this package",
     ("_jax/caches.py", "importlib"): "likewise",
     ("_jax/gradients.py", "importlib"): "likewise",
