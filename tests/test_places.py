@@ -275,7 +275,7 @@ def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_pa
     assert useful.remarks == trace.report("none").remarks == ()
     assert "less is saved than" not in display.text(useful)
     # It is data: a copy has nothing of the trace, and asks nobody.
-    copied = pickle.loads(pickle.dumps(report.noted(report.remarks)))
+    copied = pickle.loads(pickle.dumps(report.remarked))
     trace.close()
     asked.clear()
     assert display.text(copied, 2000).count(sentence) == 1

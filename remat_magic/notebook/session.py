@@ -113,7 +113,7 @@ class Session:
 
         name = inspection.device
         report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=name or None)
-        report = report.noted(report.remarks)
+        report = report.remarked
         title = " ".join(filter(None, [inspection.title, f"Peaks are as on {name}." if name else ""]))
         if title:
             print(printable(title))  # noqa: T201

@@ -86,6 +86,11 @@ class Report(Displayed, Labelled, Remarked):
         return dataclasses.replace(self, notes=(*self.notes, *more)) if more else self
 
     @property
+    def remarked(self) -> Report:
+        """The same with what the live trace has to remark among its notes, as it is shown."""
+        return self.noted(self.remarks)
+
+    @property
     def in_update(self) -> str:
         """The note that the peak is in what a training step does after its gradient; empty where it is not there."""
         return next((note for note in self.notes if note.kind == "peak-in-update"), "")
@@ -100,7 +105,7 @@ class Report(Displayed, Labelled, Remarked):
         Raises:
             RematError: the file cannot be written.
         """
-        write(path, display().page_html(self.noted(self.remarks), others))
+        write(path, display().page_html(self.remarked, others))
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds and not residual.dropped)

@@ -37,7 +37,7 @@ def html(record: Any) -> str:
     """A fragment that serves without scripts."""
     match record:
         case Report():
-            return report_html(record.noted(record.remarks))
+            return report_html(record.remarked)
         case Plan():
             return static(plan_html(record))
         case Edit():
@@ -66,7 +66,7 @@ def renderable(record: Any) -> RenderableType:
     """The same for rich."""
     match record:
         case Report():
-            return render(record.noted(record.remarks))
+            return render(record.remarked)
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():
