@@ -115,14 +115,16 @@ def made_again(
                     alike.setdefault(operands, []).append(number)
     held = lasting | saved.difference(*alike.values())
     again: dict[int, tuple[int, ...]] = {}
+    known: dict[int, frozenset[int]] = {}
     for numbers in alike.values():
-        operands_of = {number: _nearest(number, reads_of, held) for number in numbers}
+        operands_of = {number: _nearest(number, reads_of, held, known) for number in numbers}
         operands = set[int]().union(*operands_of.values())
         if sum([sizes[operand] for operand in operands - held]) < sum([sizes[number] for number in numbers]):
             again.update((number, tuple(sorted(nearest))) for number, nearest in operands_of.items())
             held |= operands
         else:
             held.update(numbers)
+            known.clear()  # what is held besides stands at the end of nobody's way
     return again
 
 
@@ -159,18 +161,23 @@ def fused_again(
     return again
 
 
-def _nearest(number: int, reads_of: Mapping[int, Sequence[int]], held: set[int]) -> set[int]:
-    """What a buffer is made again of: on the way to each of its makers, the first that is held."""
-    seen, todo, nearest = set[int](), [*reads_of[number]], set[int]()
+def _nearest(
+    number: int, reads_of: Mapping[int, Sequence[int]], held: set[int], known: dict[int, frozenset[int]]
+) -> frozenset[int]:
+    """What a buffer is made again of: on the way to each of its makers, the first that is held.
+
+    ``known`` has it of others that are not held, and is added to.
+    """
+    todo = [number]
     while todo:
-        read = todo.pop()
-        if read not in seen:
-            seen.add(read)
-            if read in reads_of and read not in held:
-                todo += reads_of[read]
-            else:
-                nearest.add(read)
-    return nearest
+        here = todo[-1]
+        unheld = [read for read in reads_of[here] if read in reads_of and read not in held]
+        missing = [read for read in unheld if read not in known]
+        if not missing:
+            todo.pop()
+            known[here] = frozenset(reads_of[here]).difference(unheld).union(*(known[read] for read in unheld))
+        todo += missing
+    return known[number]
 
 
 def _fuses(step: ScheduledStep, *, matmuls: bool) -> bool:

@@ -161,7 +161,7 @@ class Schedule(Buffers):
                         in_kernels[number] = result = self.buffer(None)
                     if number in never or number in again:
                         self.sizes[result] = 0
-                        self._instead[result] = self._read_for(operands)
+                        self._instead[result] = self._in_memory_for(operands)
             begin = end
         self.written.update(buffers[number] for number in written)
         return [buffers[number] for number in flat.outputs]
@@ -193,6 +193,11 @@ class Schedule(Buffers):
             return tuple(operands)
         in_kernel = (number for operand in operands for number in self._instead.get(operand, ()))
         return (*operands, *dict.fromkeys(in_kernel))  # each once: chains that part and meet would double them
+
+    def _in_memory_for(self, operands: Sequence[int]) -> tuple[int, ...]:
+        """What is read from memory for operands: for those in registers what is read for these instead."""
+        read = (number for operand in operands for number in self._instead.get(operand, (operand,)))
+        return tuple(dict.fromkeys(read))
 
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
