@@ -919,3 +919,27 @@ def test_another_thread_turns_to_the_step_itself_under_the_settings_of_the_trace
         turned = threads.submit(trace.of_gradient, "none").result()
     assert turned.function_name == "step"
     assert seen == ["highest", "highest"]
+
+
+def test_what_a_step_differentiates_is_differentiated_for_a_report_and_not_before():
+    """JAX traces a rule anew each time it differentiates, which is most of what tracing a large step takes."""
+    ran = []
+
+    @jax.custom_jvp
+    def squared(x):
+        return x * x
+
+    @squared.defjvp
+    def rule(primals, tangents):
+        ran.append(None)
+        return squared(*primals), 2 * primals[0] * tangents[0]
+
+    def step(w):
+        value, pull_back = jax.vjp(lambda w: squared(w).sum(), w)
+        return w - RATE * pull_back(jnp.exp(value))[0]
+
+    trace = rm.trace(step, jax.ShapeDtypeStruct((8,), "float32"))
+    assert not ran
+    held = [moment.primitive for moment in trace.timeline().moments]
+    assert ran
+    assert "exp" in held  # the cotangent is the step's own, and is read

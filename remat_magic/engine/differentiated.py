@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from remat_magic import _jax
-from remat_magic.engine.failures import COMPLEX
 from remat_magic.engine.signature import Inputs, Leaf
-from remat_magic.engine.sites import Identity, PolicyWriter
+from remat_magic.engine.sites import Identity
+from remat_magic.jaxprs.values import is_inexact
 from remat_magic.records import Half, RematError
 
 
@@ -112,22 +112,18 @@ def halves_as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
 
     def forward(*values: Any) -> list[Any]:
         outputs, auxiliary = inner.evaluate(*values)
-        return [*outputs, *auxiliary, jnp.zeros((), "int32")]  # the last links it with its backward half
+        return [*outputs, *auxiliary, zero(outputs)]  # the last links it with its backward half
 
     def backward(link: Any, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        def of_primals(*primals: Any) -> list[Any]:
-            return function.evaluate(*values[:count], *primals)[0]
+        # What is read is all that matters here, and the types: the half itself is traced apart, under each policy.
+        primals = [value for value, yes in zip(values[count:], differentiated, strict=True) if yes]
+        both = link + zero(cotangents)
+        return [primal + both.astype(primal.dtype) for primal in primals]
 
-        function = inner
-        try:
-            _, vjp = jax.vjp(of_primals, *values[count:])
-        except TypeError as error:
-            if COMPLEX not in str(error):
-                raise
-            function = replace(inner, closed=PolicyWriter(lambda _: None)(inner.closed))  # as other policies would
-            _, vjp = jax.vjp(of_primals, *values[count:])
-        gradients = [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
-        return [gradient + link.astype(gradient.dtype) for gradient in gradients]  # so that each half needs the other
+    def zero(read: Sequence[Any]) -> Any:
+        """A number for which these are read; in a ``shard_map`` it would be another one on each device."""
+        used = [value for value in read if is_inexact(jax.typeof(value)) and not inner.devices]
+        return sum((jnp.any(value != value).astype("int32") for value in used), jnp.zeros((), "int32"))
 
     forward.__name__, backward.__name__ = f"{_FORWARD}{number}", f"{_BACKWARD}{number}"
     forward_call, backward_call = jax.jit(forward), jax.jit(backward)
