@@ -253,7 +253,7 @@ class Trace:
         Raises:
             RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
         """
-        report = self._on(device).report(policy, at, namespace)
+        report = self.facts.under(policy, at, namespace).report(_device(device))
         return report.asking(partial(self.remarks, policy, at, namespace, device=device))
 
     def preview(
@@ -263,7 +263,7 @@ class Trace:
 
         Its ``complete`` says which of the two it is.
         """
-        return self.facts.preview(policy, at, namespace)
+        return self.facts.under(policy, at, namespace).preview
 
     def timeline(
         self,
@@ -287,15 +287,12 @@ class Trace:
         Raises:
             RematError: as ``report``, or the function has no backward half; no such device.
         """
-        return self._on(device).timeline(policy, at, namespace)
-
-    def _on(self, device: str | Device | None) -> Facts:
-        return self.facts.on(None if device is None else devices.get(device))
+        return self.facts.under(policy, at, namespace).timeline(_device(device))
 
     @property
     def step(self) -> StepMemory | None:
         """What the training step that takes the gradient holds at its peak, as it is written; see ``step_under``."""
-        return self.facts.step()
+        return self.facts.under().step()
 
     def step_under(
         self,
@@ -313,11 +310,11 @@ class Trace:
         Raises:
             RematError: as ``report``, or a gradient of the step has no backward half.
         """
-        return self._on(device).step(policy, at, namespace)
+        return self.facts.under(policy, at, namespace).step(_device(device))
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
-        return self.engine.retrace(self.engine.select(policy, at)).forward.closed
+        return self.facts.under(policy, at).retrace.forward.closed
 
     def backward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
@@ -325,7 +322,7 @@ class Trace:
         Raises:
             RematError: as ``report``, or the function has no backward half (a ``while_loop`` of unknown length).
         """
-        return self.engine.retrace(self.engine.select(policy, at)).backward
+        return self.facts.under(policy, at).retrace.backward
 
     def function(
         self,
@@ -343,7 +340,7 @@ class Trace:
             of: the function to apply it to instead, such as the loss itself where the trace is of a training step.
                 Default: the one that was traced.
         """
-        return self.engine.function(self.engine.select(policy, at, namespace), of)
+        return self.engine.function(self.facts.under(policy, at, namespace).selection, of)
 
     # ------------------------------------------------------------------------------------------------------- comparing
 
@@ -371,10 +368,13 @@ class Trace:
         Raises:
             RematError: no such device. A policy that fails is a row with its error.
         """
-        from remat_magic.comparing.compare import compare
+        from remat_magic.comparing.compare import compare, offered
         from remat_magic.planning.places import no_gain_at
 
-        return compare(self.facts, no_gain_at, policies, at, device, measurements, namespace, besides)
+        merge = policies is None
+        chosen = offered(self.facts, namespace or {}) if policies is None else policies
+        choices = self.facts.choose_each([*chosen, *besides], at, namespace)
+        return compare(self.facts, choices, no_gain_at, device, measurements, merge=merge)
 
     def places(
         self,
@@ -441,9 +441,9 @@ class Trace:
         It says what does lower the peak, as far as that is known: of all that ``places`` has tried for the device, else
         of the place that promises most.
         """
-        from remat_magic.planning.places import no_gain_of
+        from remat_magic.planning.places import no_gain
 
-        return no_gain_of(self._on(device), policy, at, namespace)
+        return no_gain(self.facts.under(policy, at, namespace), _device(device))
 
     def remarks(
         self,
@@ -460,7 +460,7 @@ class Trace:
         """
         from remat_magic.planning.places import remarks
 
-        return remarks(self._on(device), policy, at, namespace)
+        return remarks(self.facts.under(policy, at, namespace), _device(device))
 
     # -------------------------------------------------------------------------------------------------------- planning
 
@@ -527,22 +527,21 @@ class Trace:
             if (budget, saved, peak, offload) != (None, None, None, None):
                 raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
             return self._plan_that_fits(fits, at, cost=cost)
-        from remat_magic.planning.plan import plan
+        from remat_magic.planning.plan import PlanRequest, plan
 
-        return plan(
-            self.facts, budget, at, saved=saved, peak=peak, of=of, cost=cost, device=device, offload=offload, gap=gap
-        )
+        return plan(self.facts, PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap))
 
     def _plan_that_fits(self, fits: str | Device, at: str | None, *, cost: str) -> Plan:
-        from remat_magic.measuring.measure import compile_elsewhere, elsewhere
+        from remat_magic.measuring.measure import MeasureRequest, measure
         from remat_magic.planning.plan import plan_that_fits
 
-        device = elsewhere(fits, None)
+        request = MeasureRequest(device=fits)
+        device = request.elsewhere
         if device is None:
             raise RematError("fits= names a device that is not here, such as 'TPU v5e' or 'H100 SXM'.")
 
         def compiled(policy: Policy, place: str) -> Measurement:
-            return compile_elsewhere(self.facts, policy, place, device)
+            return measure(self.facts.choose(policy, place), request)
 
         return plan_that_fits(self.facts, device, compiled, at, cost=cost)
 
@@ -570,7 +569,8 @@ class Trace:
         """
         from remat_magic.planning.what_if import what_if
 
-        return what_if(self.facts, policy, at, device=device, namespace=namespace)
+        plan = policy if isinstance(policy, Plan) else None
+        return what_if(self.facts.under(policy, plan.at if plan else at, namespace), _device(device), plan)
 
     # ------------------------------------------------------------------------------------------------ advice and edits
 
@@ -592,7 +592,7 @@ class Trace:
         """
         from remat_magic.advice import advise
 
-        return advise(self.facts, policy, at, namespace, device=device)
+        return advise(self.facts.under(policy, at, namespace), _device(device))
 
     def edit(self, choice: Policy, at: At = None) -> Edit:
         """A plan, or a policy, as an edit of your own source, verified by tracing the edited text.
@@ -662,19 +662,10 @@ class Trace:
             RematError: ``inputs`` or ``effort`` is of no known form, or ``runs`` is not positive; no such device, its
                 compiler is not installed, or not so many are here to run the inputs.
         """
-        from remat_magic.measuring.measure import measure
+        from remat_magic.measuring.measure import MeasureRequest, measure
 
-        return measure(
-            self.facts,
-            policy,
-            at,
-            inputs=inputs,
-            runs=runs,
-            namespace=namespace,
-            device=device,
-            effort=effort,
-            seconds=seconds,
-        )
+        request = MeasureRequest(inputs, runs, device, effort, seconds)
+        return measure(self.facts.choose(policy, at, namespace), request)
 
     def measuring(
         self,
@@ -750,3 +741,7 @@ class Trace:
     def close(self) -> None:
         """Drop all that is held: jaxprs, reports and what was computed from them."""
         self.facts.close()
+
+
+def _device(device: str | Device | None) -> Device | None:
+    return None if device is None else devices.get(device)

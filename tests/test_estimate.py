@@ -487,7 +487,7 @@ def test_a_timeline_adds_up(device):
         assert timeline.alive_bytes("residual") == moment.residuals
         for number, each in enumerate(timeline.moments):
             assert sum(value.nbytes for value in timeline.alive_at(number)) == each.bytes
-        report = trace().facts.on(devices.get(device)).report(policy)
+        report = trace().report(policy, device=device)
         assert sum(size for _, size in report.peak_by_kind) == report.peak_bytes == timeline.peak_bytes
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import devices, units
+from remat_magic.facts.buffers import memory_of
 from remat_magic.planning import places as places_module
 from remat_magic.planning.places import known, no_gain_at
 from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
@@ -250,12 +251,14 @@ def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
     assert known(trace.facts) is None
     assert trace.no_gain(policy, at) == trace.compare(at=at).row(policy).no_gain == before != sentence
     # A plan of the device's peak is made of what was found, and searches nothing again.
-    tried = {(report.policy, report.at) for report in known(trace.facts.on(devices.get(there))).reports.values()}
+    tried = {
+        (report.policy, report.at) for report in known(trace.facts, memory_of(devices.get(there))).reports.values()
+    }
     plan = trace.plan(peak=row.peak_bytes, device=there)
     assert plan.peak_bytes <= row.peak_bytes
     assert plan.peak_bytes == trace.report(plan, device=there).peak_bytes
     assert plan.recomputed_flops <= trace.report(row.policy, row.at).recomputed_flops
-    assert {(row.policy, row.at) for row in known(trace.facts.on(devices.get(there))).reports.values()} == tried
+    assert {(row.policy, row.at) for row in known(trace.facts, memory_of(devices.get(there))).reports.values()} == tried
     assert known(trace.facts) is None
 
 

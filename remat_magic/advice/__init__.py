@@ -6,42 +6,27 @@ otherwise. Nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from remat_magic import devices
 from remat_magic.advice.rules import ANYWHERE, OF_GRADIENT, Case
-from remat_magic.facts.facts import Facts
+from remat_magic.devices import Device
+from remat_magic.facts.buffers import memory_of
+from remat_magic.facts.facts import Variant
 from remat_magic.records import Advice, Listed, RematError, Report
 
 __all__ = ["advise"]
 
 
-def advise(
-    facts: Facts,
-    policy: Any,
-    at: Any,
-    namespace: Mapping[str, Any] | None,
-    *,
-    device: str | devices.Device | None,
-) -> Listed[Advice]:
-    """Advice on one policy at one place, what has most at stake first.
-
-    Args:
-        facts: of the traced function.
-        policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
-        at: where.
-        namespace: of the policy's identifiers.
-        device: as on which the peaks are; None is JAX's CPU.
+def advise(variant: Variant, device: Device | None) -> Listed[Advice]:
+    """Advice on one choice, what has most at stake first; the peaks are as on the device.
 
     Raises:
-        RematError: as ``trace.report``; no such device.
+        RematError: as ``Variant.report``.
     """
     try:
-        case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
+        case = Case(variant, memory_of(device))
     except RematError as error:
-        if policy != "as_written" or str(error) not in facts.engine.notes:
+        if variant.selection.policy != "as_written" or str(error) not in variant.engine.notes:
             raise
         mend = "Choose 'nothing_saveable' at 'sites'."
         return Listed([Advice("complex-values", str(error), mend, policy="nothing_saveable", at="sites", share=1.0)])

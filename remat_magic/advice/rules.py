@@ -16,17 +16,17 @@ from typing import Any
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.advice.parts import lines_of_part, under_checkpoint
-from remat_magic.engine.cast import with_cast
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
-from remat_magic.facts.causes import Widened, accumulators, given_back, widened
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.buffers import DeviceMemory
+from remat_magic.facts.causes import accumulators, given_back, widened
+from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import DEEPEST
 from remat_magic.planning.planner import Planner, planner, saved_by
-from remat_magic.policies import MIXED, Key, resolve
-from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, Site, SourceSpan
+from remat_magic.policies import MIXED, Key
+from remat_magic.records import Advice, PlannedValue, RematError, Report, Site, SourceSpan, Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,16 +67,15 @@ _LOGITS = 0.1  # of what is saved, or of the peak: logits that take less are not
 class Case:
     """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
 
-    facts: Facts
-    at: Any
-    policy: Any
-    namespace: Mapping[str, Any] | None = None
+    variant: Variant
+    memory: DeviceMemory  # as in which the peaks are
     report: Report = field(init=False)
     names: list[GivenName] = field(init=False)
     asked: dict[str, Key] = field(init=False)
+    facts: Facts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.report = self.facts.report(*self.asked_for)
+        self.facts, self.report = self.variant.facts, self.variant.report(self.memory)
         self.names = given_names(self.facts.engine)
         self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.primal.table.sites}
         if self.report.policy in ("as_written", "mixed"):
@@ -97,10 +96,10 @@ class Case:
 
     def other(self, policy: str, at: str | None = None) -> Report | None:
         """The report of another policy, at the same place or another one; None where there is none."""
-        if isinstance(self.at, Mapping):
+        if self.report.policy == MIXED:
             return None
         try:
-            report = self.facts.report(policy, at or self.report.at)
+            report = self.facts.under(policy, at or self.report.at).report(self.memory)
         except RematError:
             return None
         return None if report.backward_error else report
@@ -110,7 +109,8 @@ class Case:
         """The key of the policy; of the program as written that of its checkpoints, None where these have several."""
         if self.report.policy != "as_written":
             return key_of(self.report.policy)
-        written = {key for site, key in self.asked.items() if self.at in (None, "sites", site)}
+        everywhere = self.report.at in ("sites", self.facts.engine.default_at)
+        written = {key for site, key in self.asked.items() if everywhere or self.report.at == site}
         return written.pop() if len(written) == 1 else None
 
     @property
@@ -121,12 +121,12 @@ class Case:
     @cached_property
     def kept(self) -> tuple[Planner, frozenset[str]] | None:
         """What plans for the place choose among, and the names there of what the policy keeps; None where unknown."""
-        if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
+        selection = self.variant.selection
+        if selection.plan is not None or selection.resolved is None or self.report.backward_error:
             return None
         try:
             place = planner(self.facts, self.report.at)
-            resolved = resolve(self.policy, self.facts.engine.names, self.namespace, self.facts.engine.primal.name)
-            return place, saved_by(self.facts, place.parts, resolved) & place.every_value().keys()
+            return place, saved_by(self.facts, place.parts, selection.resolved) & place.every_value().keys()
         except RematError:
             return None
 
@@ -138,7 +138,7 @@ class Case:
         if not values:
             return self.other("nothing_saveable")
         try:
-            return self.facts.report(place.draft(label, 0, values, label))
+            return self.facts.under(place.draft(label, 0, values, label)).report(self.memory)
         except RematError:
             return None
 
@@ -171,15 +171,14 @@ class Case:
         for logits in logits_of(self.facts):
             saved, alive = logits.saved(report.residuals), 0
             if not report.backward_error:
-                alive = logits.alive(self.facts.timeline(*self.asked_for).alive)
+                alive = logits.alive(self.timeline().alive)
             if saved > _LOGITS * report.saved_bytes or alive > _PART * (report.peak_bytes or 0):
                 large.append((logits, saved, alive))
         return large
 
-    @property
-    def asked_for(self) -> tuple[Any, Any, Mapping[str, Any] | None]:
-        """The policy, the place and the namespace, as methods of the facts take them."""
-        return self.policy, None if isinstance(self.policy, Plan) else self.at, self.namespace
+    def timeline(self) -> Timeline:
+        """What is held when, under the policy."""
+        return self.variant.timeline(self.memory)
 
 
 def key_of(policy: str) -> Key:
@@ -366,7 +365,7 @@ def _lowest(case: Case, choices: Iterable[tuple[str, str | Mapping[str, str]]], 
     reports = list[Report]()
     for policy, at in choices:
         with contextlib.suppress(RematError):
-            reports.append(case.facts.report(policy, at))
+            reports.append(case.facts.under(policy, at).report(case.memory))
     peaks = [(report.peak_bytes, report) for report in reports if report.peak_bytes and not report.backward_error]
     most = min(_NEARLY * min((lower for lower, _ in peaks), default=0), _LOWER * peak)
     better = [(report.repeated_flops, lower, report) for lower, report in peaks if lower <= most]
@@ -402,7 +401,7 @@ def steps_together(case: Case) -> Iterator[Advice]:
             yield _at_site(case, *plain)
             continue
         with contextlib.suppress(RematError):
-            each = case.facts.report(_POLICIES[0], key)
+            each = case.facts.under(_POLICIES[0], key).report(case.memory)
         carry, cut = (
             sum(row.nbytes for row in choice.residuals if row.kind == "intermediate" and row.kept and row.path)
             for choice in (each, best)
@@ -462,7 +461,7 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     """The place that would gain most by a checkpoint, and what it comes to: traced with one, not reckoned."""
     engine, report = case.facts.engine, case.report
     peak = report.peak_bytes
-    if isinstance(case.at, Mapping) or report.backward_error or not peak:
+    if report.policy == MIXED or report.backward_error or not peak:
         return
     inside = engine.contents()
     places = [site for site in engine.primal.possible.sites if site.key in inside and site.key != report.at]
@@ -494,7 +493,7 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
             )
         # Of what a loop holds of all turns one is left; else it is cut to parts.
         parts = (logits.turns if saved else 2) if logits.turns != 1 else _PARTS
-        spared = logits.spared(case.facts.timeline(*case.asked_for), parts) if alive else 0
+        spared = logits.spared(case.timeline(), parts) if alive else 0
         if spared < _PART * peak:
             continue
         if logits.turns != 1 and saved:
@@ -521,17 +520,26 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         )
 
 
-_HALF = {"bf16": "bfloat16", "f16": "float16"}
+_HALF = frozenset({"bf16", "f16"})
 _WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth a sentence
 
 
 def too_wide(case: Case) -> Iterator[Advice]:
     """Wide residuals of narrow values that met wide arguments, or else in a program of narrow weights."""
     engine = case.facts.engine
-    half = engine.retrace(engine.select(*case.asked_for)).forward
-    cause = widened(half, engine.primal.provenances)
-    if cause is not None and cause.nbytes >= _WIDE_PART * case.report.saved_bytes:
-        yield from _cast(case, cause)
+    half = case.variant.retrace.forward
+    cause = widened(half, engine.primal.provenances, engine.primal.arguments)
+    if cause is not None and cause.spared > _WIDE_PART / 2 * case.report.saved_bytes:
+        yield Advice(
+            "wide-residuals",
+            f"{units.nbytes(cause.nbytes)} of the {units.nbytes(case.report.saved_bytes)} saved are f32 because "
+            f"{cause.narrow} values meet {_listed(cause.arguments)} in f32, first{at_line(cause.source)}.",
+            f"Cast {'it' if len(cause.arguments) == 1 else 'them'} to {cause.narrow} before: about "
+            f"{units.nbytes(cause.spared)} less is saved.",
+            cause.spared,
+            "bytes",
+            cause.source,
+        )
         return
     sizes: dict[str, int] = {}
     for leaf in case.facts.engine.primal.signature.arrays:
@@ -547,7 +555,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return
     largest = max(wide, key=lambda row: row.nbytes)
-    kind = max(_HALF.keys() & sizes.keys(), key=lambda kind: sizes[kind])
+    kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
     lines = [{row.source for row in some if row.source} for some in (wide, [largest])]
     parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.primal.table.sites else ()
     part = next(filter(None, parts), None)
@@ -565,30 +573,6 @@ def too_wide(case: Case) -> Iterator[Advice]:
         largest.source,
         stake=total,
     )
-
-
-def _cast(case: Case, cause: Widened) -> Iterator[Advice]:
-    """What is wide because of some arguments, and what is saved less where the arguments are cast: by a retrace."""
-    arrays = case.facts.engine.primal.signature.arrays
-    names = [arrays[number].name for number in cause.arguments]
-    whole = tuple(dict.fromkeys(arrays[number].argument for number in cause.arguments))
-    spared: int | None = 0
-    with contextlib.suppress(Exception):  # the user's own, where the types do not fit then
-        mended = with_cast(case.facts.engine, whole, _HALF[cause.narrow])
-        again = None if mended is None else Facts(mended).report(*case.asked_for)
-        spared = None if again is None else case.report.saved_bytes - again.saved_bytes
-    if spared is None or spared > _PART * case.report.saved_bytes:
-        less = "" if spared is None else f": {units.nbytes(spared)} less is saved"
-        yield Advice(
-            "wide-residuals",
-            f"{units.nbytes(cause.nbytes)} of the {units.nbytes(case.report.saved_bytes)} saved are f32 because "
-            f"{cause.narrow} values meet {_listed(names)} in f32, first{at_line(cause.source)}.",
-            f"Cast the f32 of {_listed(whole)} to {cause.narrow} before{less}.",
-            spared,
-            "" if spared is None else "bytes",
-            cause.source,
-            stake=cause.nbytes,
-        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,56 +7,51 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
+from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.facts.times import offloading, times
 from remat_magic.policies import OWN
-from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
+from remat_magic.records import Comparison, ComparisonRow, Measurement, RematError, Report
 
 
 def compare(
     facts: Facts,
-    no_gain: Callable[[Facts, ComparisonRow], str],
-    policies: Iterable[Any] | None = None,
-    at: Any = None,
+    choices: Iterable[Variant | Unknown],
+    no_gain: Callable[[Facts, ComparisonRow, DeviceMemory], str],
     device: str | devices.Device | None = None,
     measurements: Iterable[Measurement] = (),
-    namespace: Mapping[str, Any] | None = None,
-    besides: Iterable[Any] = (),
+    *,
+    merge: bool = False,
 ) -> Comparison:
-    """Compare policies for a traced function.
+    """``Trace.compare``.
 
     Args:
         facts: of the traced function.
+        choices: what to compare.
         no_gain: what tells where a peak is no lower than without a checkpoint, and what would lower it.
-        policies: keys or JAX policies; by default everything that ``trace.choices()`` offers, where policies that do
-            just the same share a row.
-        at: where, as for ``trace.report``.
-        device: whose data sheet the times are estimated by: a name of ``remat_magic.devices.names()`` or a device; by
-            default the one that JAX runs on, if it is known.
-        measurements: measured policies, shown beside the estimates.
-        namespace: where policies of one's own are looked up by name.
-        besides: policies to compare with those that ``trace.choices()`` offers.
+        device: as for ``Trace.compare``.
+        measurements: as for ``Trace.compare``.
+        merge: whether choices that do just the same share a row.
 
     Raises:
-        RematError: no such device. A policy that fails is a row with its error.
+        RematError: no such device. A choice that fails is a row with its error.
     """
     chosen = devices.default() if device is None else devices.get(device)
-    facts = facts if device is None else facts.on(chosen)
-    everything = [*_offered(facts, namespace or {}), *besides] if policies is None else [*policies, *besides]
+    memory = PLAIN if device is None else memory_of(chosen)
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
     representatives: dict[Any, int] = {}
-    plans: dict[str, Plan] = {}
-    for policy in everything:
-        if isinstance(policy, Plan) and policy.names:
-            policy = policy.apart_from(plans)
+    for variant in choices:
         try:
-            report = facts.report(policy, at, namespace)
+            if isinstance(variant, Unknown):
+                raise RematError(variant.error)
+            report = variant.report(memory)
         except RematError as error:
-            rows.append(ComparisonRow(_text(policy), "" if at is None else _text(at), error=str(error)))
+            of = variant if isinstance(variant, Unknown) else variant.selection
+            rows.append(ComparisonRow(of.policy, of.at, error=str(error)))
             reports.append(None)
             continue
-        same = representatives.setdefault(_essence(report), len(rows)) if policies is None else len(rows)
+        same = representatives.setdefault(_essence(report), len(rows)) if merge else len(rows)
         if same < len(rows):
             if report.policy not in (rows[same].policy, *rows[same].same_as):
                 row = rows[same]
@@ -74,7 +69,7 @@ def compare(
     comparison = Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
     without = {row.at for row in comparison if "none" in (row.policy, *row.same_as)}
     rows = [
-        replace(row, no_gain=no_gain(facts, row) or row.no_gain)
+        replace(row, no_gain=no_gain(facts, row, memory) or row.no_gain)
         if not row.error and (row.no_gain or row.at not in without)
         else row
         for row in comparison
@@ -82,15 +77,9 @@ def compare(
     return replace(comparison, rows=tuple(rows))
 
 
-def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
+def offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
     """The keys that a trace offers; a policy of the user's own that was seen before only where its name leads to it."""
     return [choice.key for choice in facts.engine.choices() if choice.meaning != OWN or choice.key in namespace]
-
-
-def _text(policy: Any) -> str:
-    if isinstance(policy, Plan):
-        return policy.policy
-    return policy if isinstance(policy, str) else getattr(policy, "__name__", None) or repr(policy)
 
 
 def _essence(report: Report) -> Any:

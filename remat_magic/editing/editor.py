@@ -35,6 +35,7 @@ from remat_magic.editing.retracing import Retraces, differences
 from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
+from remat_magic.facts.buffers import memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.planning.places import remarks_on
@@ -68,8 +69,8 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     edited = editor.edit(plan)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
-    there = facts.on(_peak_device(plan))
-    return edited.asking(partial(remarks_on, there, row)) if best.files and best.saved_bytes is not None else edited
+    remarks = partial(remarks_on, facts, row, memory_of(_peak_device(plan)))
+    return edited.asking(remarks) if best.files and best.saved_bytes is not None else edited
 
 
 def _peak_device(plan: Plan) -> Device | None:
@@ -112,7 +113,7 @@ class _Editor:
             return choice
         if not isinstance(choice, str) and not callable(choice):
             raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        return _plan_of(self._facts.report(choice, self._engine.default_at if at is None else at))
+        return _plan_of(self._facts.under(choice, at).report())
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
@@ -171,7 +172,7 @@ class _Editor:
         except RematError as error:
             if plan.policy != "none":
                 raise
-            report = self._facts.report("everything_saveable", plan.at)
+            report = self._facts.under("everything_saveable", plan.at).report()
             closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
@@ -181,7 +182,7 @@ class _Editor:
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
-            best = _plan_of(self._facts.report("nothing_saveable", plan.at))
+            best = _plan_of(self._facts.under("nothing_saveable", plan.at).report())
         used = {groups[value.key] for value in best.names}
         names = ChosenNames([option for option in options if option in used])
         return _kept_to(self._written(_held_to(best, plan), names, ()))
@@ -190,7 +191,7 @@ class _Editor:
         """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
         for part in _parts(plan):
             if _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
-                code = part.code or ("" if part.names else self._engine.select(part.policy, part.at).code)
+                code = part.code or ("" if part.names else self._facts.under(part.policy, part.at).selection.code)
                 by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
                 yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
 
@@ -204,17 +205,14 @@ class _Editor:
         at = {whole: max(kinds, key=lambda policy: policy != "none") for whole, kinds in policies.items()}
         try:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
-                there = self._facts.on(_peak_device(plan))
-                request = Request(plan.budget_bytes or plan.saved_bytes, plan.of)
-                nearest = plan_at(there, next(iter(at)), request)
+                memory = memory_of(_peak_device(plan))
+                request = Request(plan.budget_bytes or plan.saved_bytes, plan.of, memory=memory)
+                nearest = plan_at(self._facts, next(iter(at)), request)
                 nearest = _held_to(nearest, plan)
             else:
-                report = (
-                    self._facts.report("as_written", at)
-                    if plan.policy == MIXED
-                    else self._facts.report(plan.policy, next(iter(at)))
-                )
-                nearest = _plan_of(report, plan)
+                several = plan.policy == MIXED
+                nearest = self._facts.under(*(("as_written", at) if several else (plan.policy, next(iter(at)))))
+                nearest = _plan_of(nearest.report(), plan)
             return _kept_to(self.edit(nearest).best)
         except RematError:
             return None
@@ -288,11 +286,11 @@ class _Editor:
                 kept = tuple(dict.fromkeys(name.name for name in names))
                 checkpoints.write(part, kept, self._sites(part.at), places, way)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
-        expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
+        expected = self._facts.under(plan if plan.names else plan.policy, plan.at).report()
         try:
             device = _peak_device(plan)
             traced = self._retraces.of(
-                texts.trees(), {}, texts.wrappers, read=lambda facts: facts.on(device).report("as_written")
+                texts.trees(), {}, texts.wrappers, read=lambda facts: facts.under().report(device)
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))

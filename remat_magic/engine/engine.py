@@ -32,6 +32,8 @@ from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError
 
+ONE_PLACE = "a plan is for one place: choose 'function', 'sites' or one site's key."
+
 
 class Engine:
     """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread.
@@ -313,7 +315,7 @@ class Engine:
         """
         with self.lock:
             if not (at is None or isinstance(at, str)):
-                raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
+                raise RematError(ONE_PLACE)
             return self.retrace(self._selector.select(self._resolve("nothing_saveable", None), at)).dissection
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:

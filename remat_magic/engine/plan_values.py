@@ -66,7 +66,7 @@ class PlanValues:
         kept = sorted({*names} - {*moved})
         policy = self._policies.setdefault((*kept, None, *moved), _policy(kept, moved))
         unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-        return replace(unnamed, naming=naming, code=plan.code, label=plan.label)
+        return replace(unnamed, naming=naming, code=plan.code, label=plan.label, plan=plan)
 
     def _names(self, plan: Plan, naming: NamedProgram) -> list[str]:
         """The names of a plan's values in a program, which are told by its operations alone."""

@@ -16,7 +16,7 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
-from remat_magic.records import Note, RematError
+from remat_magic.records import Note, Plan, RematError
 from remat_magic.wording import one_line, text_of
 
 _PLACES = 12  # named at most where a place is not known
@@ -30,7 +30,8 @@ class Selection:
     the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``label`` is what people
     call the policy where that is not its key. ``identity`` is equal for selections that make the same program,
     ``report_key`` for those that also read alike. ``naming`` is the program with every value named, where the policy is
-    of those names and not of the program's own.
+    of those names and not of the program's own: those of the values of ``plan``. ``resolved`` is the policy, None where
+    several places have one each.
     """
 
     policy: str
@@ -41,6 +42,8 @@ class Selection:
     notes: tuple[Note, ...] = ()
     naming: NamedProgram | None = None
     label: str = ""
+    resolved: Resolved | None = None
+    plan: Plan | None = None
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -94,6 +97,9 @@ class Selector:
         Raises:
             RematError: no such site.
         """
+        return replace(self._select(resolved, at), resolved=resolved)
+
+    def _select(self, resolved: Resolved, at: str | None) -> Selection:
         at = self.default if at is None else at
         if at == "function":
             if self._own is not None:

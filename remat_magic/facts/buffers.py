@@ -73,8 +73,10 @@ PLAIN = DeviceMemory()
 """Of this machine, and of what nothing is known of: each value takes its bytes."""
 
 
-def memory_of(device: Device | None) -> DeviceMemory:
-    """How the compiler for a device holds values."""
+def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
+    """How the compiler for a device holds values; what tells that already stays as it is."""
+    if isinstance(device, DeviceMemory):
+        return device
     if device is None or not device.holds_otherwise:
         return PLAIN
     if not device.is_tpu:

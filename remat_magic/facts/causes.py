@@ -62,11 +62,15 @@ def given_back(engine: Engine) -> Iterator[GivenBack]:
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """Saved values that are wide because narrow ones met wide arguments, which are given by number."""
+    """Saved values that are wide because narrow ones met wide arguments.
+
+    ``spared`` is what is saved less where these are cast before: half of it, less the casts that are saved instead.
+    """
 
     nbytes: int
+    spared: int
     narrow: str
-    arguments: tuple[int, ...]
+    arguments: tuple[str, ...]
     source: SourceSpan | None
 
 
@@ -90,13 +94,16 @@ class _Cause:
         self.in_norm = self.in_norm or other.in_norm
 
 
-def widened(half: Forward, provenances: Provenances) -> Widened | None:
-    """What a forward half saves so."""
+def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> Widened | None:
+    """What a forward half saves so; ``names`` are those of its inputs."""
     top = Scope(_jax.open_jaxpr(half.closed))
     causes, total, first = _Causes(provenances), 0, None
-    found = _Cause()
+    found, read = _Cause(), set[int]()
     for value in saved_values(half.closed, half.outputs):
-        if _jax.is_literal(value.atom) or value.atom in top.inputs:
+        if _jax.is_literal(value.atom):
+            continue
+        if value.atom in top.inputs:
+            read.add(top.inputs[value.atom])
             continue
         cause = causes.of(top, value.atom) if _is(value.atom.aval, _WIDE) else _Cause()
         if cause.narrow and cause.arguments and not cause.own and not cause.in_norm:
@@ -106,7 +113,9 @@ def widened(half: Forward, provenances: Provenances) -> Widened | None:
             first = first or (locate(provenances, made.scope, made.eqn).source if made else None)
     if not total:
         return None
-    return Widened(total, min(found.narrow), tuple(sorted(found.arguments)), first)
+    casts = sum(_jax.nbytes(half.type_of(top.jaxpr.invars[number])) for number in found.arguments & read)
+    arguments = tuple(names[number] for number in sorted(found.arguments))
+    return Widened(total, (total - casts) // 2, min(found.narrow), arguments, first)
 
 
 class _Causes:

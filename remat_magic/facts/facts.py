@@ -1,23 +1,25 @@
-"""Everything that is worked out about an engine's function: a report for each policy, made once and kept."""
+"""Everything that is worked out about an engine's function: a variant for each choice, made once and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from remat_magic import _jax, units
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
+from remat_magic.engine.retrace import Retrace, kept
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
-from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
+from remat_magic.facts.buffers import DeviceMemory, memory_of
 from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
+    Plan,
     Program,
     RematError,
     Report,
@@ -37,121 +39,184 @@ class Traced(Protocol):
         ...
 
 
-class Facts:
-    """The facts of a traced function under each policy. May be used from any thread.
+class Unknown(NamedTuple):
+    """A choice that cannot be looked up: what to call it, which place, and a sentence on why."""
 
-    ``memo`` holds what the layers above have worked out about the function, under keys of theirs. The peaks are of no
-    device, each value with the bytes that it has, unless these are the facts ``on`` one.
+    policy: str
+    at: str
+    error: str
+
+
+class Facts:
+    """The facts of a traced function: a variant of it for each choice. May be used from any thread.
+
+    ``memo`` holds what the layers above have worked out about the function, under keys of theirs.
     """
 
-    def __init__(
-        self, engine: Engine, memory: DeviceMemory = PLAIN, by_memory: dict[DeviceMemory, Facts] | None = None
-    ) -> None:
-        self.engine = engine
-        self._memory = memory
-        self._by_memory = {} if by_memory is None else by_memory
-        self._by_memory[memory] = self
-        self._plain = self._by_memory[PLAIN]
-        self.lock = engine.lock
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.lock = engine, engine.lock
         self.memo: dict[Any, Any] = {}
-        self._reports: dict[tuple[Any, ...], Report] = {}
-        self._previews: dict[tuple[Any, ...], Report] = {}
-        self._saved: dict[tuple[Any, ...], int] = {}
-        self._by_program: dict[tuple[Any, ...], tuple[Selection, Report]] = {}  # one for each that was retraced
+        self._variants: dict[tuple[Any, ...], Variant] = {}  # one for each choice as a reader sees it
+        self._first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, with both halves
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether estimated peaks are as on no device: they then hold all that is saved, and as it is."""
-        return self._memory is PLAIN
-
-    def on(self, device: Device | None) -> Facts:
-        """The facts as on a device: all is the same but the estimated peaks. Of no device by None."""
-        memory = memory_of(device)
-        with self.lock:
-            return self._by_memory.get(memory) or Facts(self.engine, memory, self._by_memory)
-
-    def of(self, engine: Engine) -> Facts:
-        """The facts of another engine, as on the same device."""
-        plain = Facts(engine)
-        return plain._by_memory.get(self._memory) or Facts(engine, self._memory, plain._by_memory)
-
-    @without_gc()
-    def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
-        """The report of the forward half alone (``complete`` is False), or the full one where it is known."""
-        with self.lock:
-            engine = self.engine
-            selection = engine.select(policy, at, namespace)
-            report = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
-            if report is None:
-                report = self._previews[selection.report_key] = reports.preview(
-                    self._blank(selection),
-                    engine.retrace(selection).forward,
-                    engine.primal.provenances,
-                    engine.primal.arguments,
-                )
-            return report
-
-    @without_gc()
-    def report(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
-        """What a policy does: residuals, recomputation, both halves.
+    def under(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Variant:
+        """The function under one choice, which is looked up here and nowhere else.
 
         Args:
-            policy: a key (see :mod:`remat_magic.policies`), a JAX policy or any policy callable.
+            policy: a key (see :mod:`remat_magic.policies`), a plan, a JAX policy or any policy callable.
             at: ``"function"``, a site's key, ``"sites"`` for all of them, or a mapping of site key to policy; by
                 default ``default_at``.
             namespace: where identifiers in a key that are no policies of JAX are looked up.
 
         Raises:
-            RematError: no such policy, site or name; or JAX cannot trace the function under it.
+            RematError: no such policy, site or name.
         """
         with self.lock:
-            engine = self.engine
-            selection = engine.select(policy, at, namespace)
-            key = selection.report_key
-            if key in self._reports:
-                return self._reports[key]
-            stores = (facts.reports_by_key for facts in self._by_memory.values())
-            report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
-            if report is not None and report.peak_bytes is not None:
-                report = reports.with_peak(report, self._schedule(selection))
-            elif report is None and selection.identity in self._by_program:
-                report = self._as_selected(selection, *self._by_program[selection.identity])
-            elif report is None:
-                first = self.preview(policy, at, namespace)
-                half = engine.retrace(selection).forward
-                try:
-                    backward = engine.retrace(selection).backward
-                except RematError as error:
-                    if is_passing(error):
-                        raise
-                    report = reports.without_backward(first, half, engine.primal.provenances, str(error))
-                else:
-                    schedule = None if engine.step is None else self._schedule(selection)
-                    report = reports.full(first, half, backward, engine.primal.provenances, self._memory, schedule)
-                self._previews.pop(key, None)
-            self._reports[key] = report
-            if not report.backward_error:  # which speaks of the policy
-                self._by_program.setdefault(selection.identity, (selection, report))
-            return report
+            selection = self.engine.select(policy, at, namespace)
+            variant = self._variants.get(selection.report_key)
+            if variant is None:
+                variant = self._variants[selection.report_key] = Variant(self, selection)
+            return variant
 
-    def _as_selected(self, selection: Selection, other: Selection, report: Report) -> Report:
-        """The report of a selection, given that of another one which makes the same program."""
-        own, told = self._blank(selection), len(self._blank(other).notes)
+    def choose(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Variant | Unknown:
+        """The function under one choice, or why there is none: for those who go on with others then."""
+        try:
+            return self.under(policy, at, namespace)
+        except RematError as error:
+            text = policy.policy if isinstance(policy, Plan) else policy
+            text = text if isinstance(text, str) else getattr(text, "__name__", type(text).__name__)
+            place = at if isinstance(at, str) else self.engine.default_at if at is None else ""
+            return Unknown(text, place, str(error))
+
+    def choose_each(
+        self, policies: Iterable[Any], at: Any, namespace: Mapping[str, Any] | None = None
+    ) -> list[Variant | Unknown]:
+        """The function under each of some policies, of which plans that go by the same key are told apart."""
+        plans, chosen = dict[str, Plan](), list[Variant | Unknown]()
+        for policy in policies:
+            if isinstance(policy, Plan) and policy.names:
+                policy = policy.apart_from(plans)
+            chosen.append(self.choose(policy, at, namespace))
+        return chosen
+
+    def first_like(self, variant: Variant) -> Variant:
+        """The variant of which a report was made first, of those that make the same program; itself where none was."""
+        return self._first.get(variant.selection.identity, variant)
+
+    def keep_first(self, variant: Variant) -> None:
+        """Remember of which of those that make the same program a report was made first."""
+        self._first.setdefault(variant.selection.identity, variant)
+
+    def known(self) -> list[Variant]:
+        """Those with a full report, whoever asked; without what no key leads to.
+
+        That is a plan that no key stands for, and a policy of the user's own.
+        """
+        with self.lock:
+            return [
+                it for it in [*self._variants.values()] if it.is_known and self._identity(it) == it.selection.identity
+            ]
+
+    def _identity(self, variant: Variant) -> Any:
+        try:
+            return self.engine.select(variant.selection.policy, variant.selection.at).identity
+        except RematError:
+            return None
+
+    def close(self) -> None:
+        """Drop every variant, and what the engine holds."""
+        with self.lock:
+            for store in (self._variants, self._first, self.memo):
+                store.clear()
+            self.engine.close()
+
+
+class Variant:
+    """A function under one choice: what it is, and what JAX makes of it, each worked out when it is first asked for.
+
+    May be used from any thread.
+
+    Attributes:
+        facts: of the function, of which there are other variants.
+        selection: the choice.
+    """
+
+    def __init__(self, facts: Facts, selection: Selection) -> None:
+        self.facts, self.selection = facts, selection
+        self.engine, self.lock = facts.engine, facts.lock
+        self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
+        self._at_once: dict[DeviceMemory, int] = {}  # peaks where all is recomputed first
+
+    @property
+    def retrace(self) -> Retrace:
+        """What JAX makes of it."""
+        return self.engine.retrace(self.selection)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a full report of it, as on any device."""
+        return bool(self._reports)
+
+    @property
+    @without_gc()
+    def preview(self) -> Report:
+        """The report of the forward half alone (``complete`` is False), or a full one where there is one."""
+        with self.lock:
+            return next(iter(self._reports.values()), None) or self._preview
+
+    @kept
+    def _preview(self) -> Report:
+        primal = self.engine.primal
+        return reports.preview(self._blank, self.retrace.forward, primal.provenances, primal.arguments)
+
+    @without_gc()
+    def report(self, device: Device | DeviceMemory | None = None) -> Report:
+        """What the choice does: residuals, recomputation, both halves; the peak is as on a device, if one is given.
+
+        Raises:
+            RematError: JAX cannot trace the function under it.
+        """
+        memory = memory_of(device)
+        with self.lock:
+            if memory not in self._reports:
+                self._reports[memory] = self._report(memory)
+                self.__dict__.pop("_preview", None)
+            return self._reports[memory]
+
+    def _report(self, memory: DeviceMemory) -> Report:
+        first = self.facts.first_like(self)
+        if first is not self:
+            return self._as_selected(first, first.report(memory))
+        report = next(iter(self._reports.values()), None)
+        if report is not None:
+            return report if report.peak_bytes is None else reports.with_peak(report, self._schedule(memory))
+        half, provenances = self.retrace.forward, self.engine.primal.provenances
+        try:
+            backward = self.retrace.backward
+        except RematError as error:
+            if is_passing(error):
+                raise
+            return reports.without_backward(self.preview, half, provenances, str(error))
+        schedule = None if self.engine.step is None else self._schedule(memory)
+        report = reports.full(self.preview, half, backward, provenances, memory, schedule)
+        self.facts.keep_first(self)
+        return report
+
+    def _as_selected(self, other: Variant, report: Report) -> Report:
+        """Its report, given that of another one which makes the same program."""
+        own, told = self._blank, len(other._blank.notes)
         same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
         return replace(report, **same, notes=(*own.notes, *report.notes[told:]))
 
-    def by_order(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> str:
+    def by_order(self, memory: DeviceMemory) -> str:
         """What the peak comes to where the device's compiler recomputes everything first, if that is far more."""
         with self.lock:
-            peak = self.report(policy, at, namespace).peak_bytes
-            if peak is None or not self._memory.fuses:
+            peak = self.report(memory).peak_bytes
+            if peak is None or not memory.fuses:
                 return ""
-            selection = self.engine.select(policy, at, namespace)
-            key = "by_order", selection.report_key
-            if key not in self.memo:
-                first = replace(self._memory, delays=False)
-                self.memo[key] = self._schedule(selection, first).highest()[0]
-            at_once = self.memo[key]
+            if memory not in self._at_once:
+                self._at_once[memory] = self._schedule(replace(memory, delays=False)).highest()[0]
+            at_once = self._at_once[memory]
         if at_once <= (1 + _FAR) * peak:
             return ""
         return (
@@ -160,54 +225,25 @@ class Facts:
             "gradient. Measure tells."
         )
 
-    def saved_bytes(self, policy: Any = "as_written", at: Any = None) -> int:
-        """What a policy saves, as in its report, without the rest of one; all of it where there is no backward half.
+    @kept
+    def saved_bytes(self) -> int:
+        """What the choice saves, as in its report, without the rest of one; all of it where there is no backward half.
 
         Raises:
             RematError: as ``report``.
         """
-        with self.lock:
-            engine = self.engine
-            selection = engine.select(policy, at)
-            if selection.report_key in self._reports:
-                return self._reports[selection.report_key].saved_bytes
-            if selection.report_key in self._saved:
-                return self._saved[selection.report_key]
-            first, half = self.preview(policy, at), engine.retrace(selection).forward
-            try:
-                live = LiveEquations(_jax.open_jaxpr(engine.retrace(selection).backward))
-            except RematError as error:
-                if is_passing(error):
-                    raise
-            else:
-                saved = saved_values(half.closed, half.outputs)
-                first = replace(first, residuals=reports.read(first, saved, live))
-            self._saved[selection.report_key] = first.saved_bytes
+        first, half = self.preview, self.retrace.forward
+        if first.complete:
             return first.saved_bytes
-
-    @property
-    def reports_by_key(self) -> Mapping[tuple[Any, ...], Report]:
-        """The full reports so far, by their selections' keys."""
-        return self._reports
-
-    def known(self) -> list[tuple[str, str]]:
-        """Of which policies, at which places, there are full reports, as on any device; what no key tells is left out.
-
-        That is a plan that no key stands for, and a policy of the user's own.
-        """
-        with self.lock:
-            keys = dict.fromkeys(key for facts in self._by_memory.values() for key in facts.reports_by_key)
-            return [(policy, at) for policy, at, identity in keys if self._identity(policy, at) == identity]
-
-    def _identity(self, policy: str, at: str) -> Any:
         try:
-            return self.engine.select(policy, at).identity
-        except RematError:
-            return None
+            live = LiveEquations(_jax.open_jaxpr(self.retrace.backward))
+        except RematError as error:
+            if is_passing(error):
+                raise
+            return first.saved_bytes
+        return replace(first, residuals=reports.read(first, saved_values(half.closed, half.outputs), live)).saved_bytes
 
-    def timeline(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
-    ) -> Timeline:
+    def timeline(self, device: Device | DeviceMemory | None = None) -> Timeline:
         """The estimated device memory held from equation to equation, where its peak is, and what is held there.
 
         Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know.
@@ -216,44 +252,38 @@ class Facts:
             RematError: as ``report``, or the function has no backward half.
         """
         with self.lock:
-            engine = self.engine
-            selection = engine.select(policy, at, namespace)
-            programs, half = reports.Programs(), engine.retrace(selection).forward
-            programs.add_halves(
-                half, engine.retrace(selection).backward, engine.primal.provenances, engine.primal.arguments
-            )
-            blank, step = self._blank(selection), engine.step
+            retrace, primal, step = self.retrace, self.engine.primal, self.engine.step
+            programs = reports.Programs()
+            programs.add_halves(retrace.forward, retrace.backward, primal.provenances, primal.arguments)
             if step is None:
-                return reports.over_time(blank, self._schedule(selection), programs, engine.primal.arguments)
-            halves = engine.retrace(selection).halves_in_step
-            schedule = step_schedule(step, halves, self._memory)
-            for both in halves.values():
+                schedule = self._schedule(memory_of(device))
+                return reports.over_time(self._blank, schedule, programs, primal.arguments)
+            for both in retrace.halves_in_step.values():
                 programs.add_halves(*both)
-            programs.add(step.closed, step.given.provenances, step.given.arguments)
-            return reports.over_time(blank, schedule, programs, step.given.arguments, step.given.name)
+            given = step.given
+            programs.add(step.closed, given.provenances, given.arguments)
+            schedule = self._schedule(memory_of(device))
+            return reports.over_time(self._blank, schedule, programs, given.arguments, given.name)
 
-    def step(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
-    ) -> StepMemory | None:
+    def step(self, device: Device | None = None) -> StepMemory | None:
         """What the training step holds that the gradient is taken in; None where there is none, or it is not known.
 
         Raises:
             RematError: as ``timeline``.
         """
-        if self.engine.step is None:
-            return None
-        return StepMemory(self.engine.step.given.name, self.timeline(policy, at, namespace))
+        step = self.engine.step
+        return None if step is None else StepMemory(step.given.name, self.timeline(device))
 
-    def _schedule(self, selection: Selection, on: DeviceMemory | None = None) -> Schedule:
-        """That of a selection, on the device of these facts or as told."""
-        engine, on = self.engine, on or self._memory
-        if engine.step is not None:
-            return step_schedule(engine.step, engine.retrace(selection).halves_in_step, on)
-        half, backward = engine.retrace(selection).forward, engine.retrace(selection).backward
-        return both_halves(half.closed, backward, half.outputs, type_of=half.type_of, on=on)
+    def _schedule(self, memory: DeviceMemory) -> Schedule:
+        retrace, step = self.retrace, self.engine.step
+        if step is not None:
+            return step_schedule(step, retrace.halves_in_step, memory)
+        half = retrace.forward
+        return both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
 
-    def _blank(self, selection: Selection) -> Report:
-        engine = self.engine
+    @property
+    def _blank(self) -> Report:
+        engine, selection = self.engine, self.selection
         return Report(
             selection.policy,
             selection.at,
@@ -271,15 +301,3 @@ class Facts:
             devices=engine.devices,
             per_device=engine.per_device,
         )
-
-    def close(self) -> None:
-        """Drop every report, and what the engine holds."""
-        with self.lock:
-            for facts in self._by_memory.values():
-                facts.clear()
-            self.engine.close()
-
-    def clear(self) -> None:
-        """Drop every report of these facts."""
-        for store in (self._reports, self._previews, self._saved, self._by_program, self.memo):
-            store.clear()

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from remat_magic import _jax
-from remat_magic.facts.facts import Facts, Traced
-from remat_magic.measuring.measure import arrays_for, check_inputs, failure, place_of, shardings_for, text_of
+from remat_magic.engine.engine import Engine
+from remat_magic.facts.facts import Traced, Unknown, Variant
+from remat_magic.measuring.measure import arrays_for, check_inputs, failure, shardings_for
 from remat_magic.records import GradientDifference, RematError
 
 
@@ -43,39 +44,40 @@ def check_gradients(
         RematError: ``inputs`` is of no known form, or None.
     """
     check_inputs(inputs)
-    facts = traced.facts
+    facts, engine = traced.facts, traced.facts.engine
     if inputs is None:
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
-    wanted = list(policies)
-    place = place_of(facts, at)
-    alone = isinstance(inputs, str)
+    wanted, alone, differences = list(policies), isinstance(inputs, str), list[GradientDifference]()
+    arrays, reference, sentence = list[Any](), list[np.ndarray[Any, Any]](), ""
     try:
-        arrays = arrays_for(facts, inputs, alone=alone) or []
-        plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
-        reference = _run(facts, "none", plain, namespace, arrays, alone)[1]
+        arrays = arrays_for(engine, inputs, alone=alone) or []
+        reference = _run(
+            facts.under("none", dict.fromkeys(at, "none") if isinstance(at, Mapping) else at), arrays, alone
+        )
     except Exception as error:  # noqa: BLE001 - said for each policy
-        sentence = failure(f"run {facts.engine.primal.name} without the checkpoint", error)
-        return tuple(GradientDifference(text_of(policy), place, error=sentence) for policy in wanted)
-    differences = []
+        sentence = failure(f"run {engine.primal.name} without the checkpoint", error)
     for policy in wanted:
+        variant = facts.choose(policy, at, namespace)
+        if sentence or isinstance(variant, Unknown):
+            of = variant if isinstance(variant, Unknown) else variant.selection
+            differences.append(GradientDifference(of.policy, of.at, error=sentence or getattr(variant, "error", "")))
+            continue
+        of = variant.selection
         try:
-            (name, where), values = _run(facts, policy, at, namespace, arrays, alone)
-            differences.append(_difference(name, where, _names(facts, len(values), alone), values, reference))
+            values = _run(variant, arrays, alone)
+            differences.append(_difference(of.policy, of.at, _names(engine, len(values), alone), values, reference))
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
-            sentence = failure(f"run {facts.engine.primal.name} under {text_of(policy)}", error)
-            differences.append(GradientDifference(text_of(policy), place, error=sentence))
+            sentence_of_one = failure(f"run {engine.primal.name} under {of.policy}", error)
+            differences.append(GradientDifference(of.policy, of.at, error=sentence_of_one))
     return tuple(differences)
 
 
-def _run(
-    facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any], alone: bool
-) -> tuple[tuple[str, str], list[np.ndarray[Any, Any]]]:
-    """Policy and place as a report has them, and all that the program returns, on the host."""
-    selection = facts.engine.select(policy, at, namespace)
-    gradient = facts.engine.retrace(selection).gradient(shardings_for(arrays), alone=alone)
+def _run(variant: Variant, arrays: Sequence[Any], alone: bool) -> list[np.ndarray[Any, Any]]:
+    """All that the program returns, on the host."""
+    gradient = variant.retrace.gradient(shardings_for(arrays), alone=alone)
     given = [jnp.copy(array) if number in gradient.donated else array for number, array in enumerate(arrays)]
     results = gradient.lowered.compile()(*given)
-    return (selection.policy, selection.at), [_on_host(result) for result in results]
+    return [_on_host(result) for result in results]
 
 
 def _on_host(result: Any) -> np.ndarray[Any, Any]:
@@ -86,9 +88,9 @@ def _on_host(result: Any) -> np.ndarray[Any, Any]:
     return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
 
 
-def _names(facts: Facts, count: int, alone: bool) -> list[str]:
-    inputs = facts.engine.inputs(alone=alone).arrays
-    of_gradient = alone or facts.engine.step is None
+def _names(engine: Engine, count: int, alone: bool) -> list[str]:
+    inputs = engine.inputs(alone=alone).arrays
+    of_gradient = alone or engine.step is None
     gradients = [f"the gradient of {leaf.name}" for leaf in inputs if leaf.differentiated and of_gradient]
     outputs = count - len(gradients)
     return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]

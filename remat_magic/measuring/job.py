@@ -10,22 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _jax, devices
+from remat_magic import _jax
 from remat_magic.devices import Device
-from remat_magic.facts.facts import Traced
+from remat_magic.facts.facts import Traced, Unknown, Variant
 from remat_magic.measuring.departures import without_effect
-from remat_magic.measuring.measure import (
-    Stopped,
-    arrays_for,
-    check_effort,
-    check_inputs,
-    compile_elsewhere,
-    elsewhere,
-    measure_on,
-    place_of,
-    text_of,
-)
-from remat_magic.records import Effort, Measurement, Plan, Progress, RematError, Report
+from remat_magic.measuring.measure import MeasureRequest, Stopped, arrays_for, measure, measure_on
+from remat_magic.records import Effort, Measurement, Progress, RematError, Report
 
 # Compilers for devices that are not here use more than one core each.
 _AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
@@ -65,15 +55,8 @@ class Measuring:
         effort: Effort = "full",
         seconds: float = 600.0,
     ) -> None:
-        check_inputs(inputs)
-        check_effort(effort)
-        if runs < 1:
-            raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
-        self._device, self._seconds = elsewhere(device, inputs), seconds
-        self._named = None if device is None else devices.get(device)
-        self._effort: Effort = effort
-        self._facts, self._choices, self._runs, self._namespace = traced.facts, tuple(choices), runs, namespace
-        self._inputs: Any = inputs
+        self._request: MeasureRequest | None = MeasureRequest(inputs, runs, device, effort, seconds)
+        self._facts, self._choices, self._namespace = traced.facts, tuple(choices), namespace
         self._on_update = on_update
         self._lock = threading.Lock()  # over what follows; never held while measuring or calling back
         self._results: tuple[Measurement, ...] = ()
@@ -131,62 +114,57 @@ class Measuring:
         except Stopped:
             self._tell()
         finally:
-            self._inputs = None
+            self._request = None  # which holds the inputs
 
     def _measure_all(self) -> None:
-        for done, ((policy, at), result) in enumerate(zip(self._choices, self._measurements(), strict=True)):
-            report = None if result.error else self._facts.preview(policy, at, self._namespace)
+        variants = [self._facts.choose(policy, at, self._namespace) for policy, at in self._choices]
+        for done, (variant, result) in enumerate(zip(variants, self._measurements(variants), strict=True)):
+            report = None if result.error or isinstance(variant, Unknown) else variant.preview
             last = done + 1 == len(self._choices)
             self._step(Progress(done + 1, len(self._choices)), (result, report), tell=last)
 
-    def _measurements(self) -> Iterator[Measurement]:
+    def _measurements(self, variants: Sequence[Variant | Unknown]) -> Iterator[Measurement]:
         """One for each choice, in their order; each begins when the one before is taken."""
-        if self._device is not None:
-            yield from self._compiled_elsewhere(self._device)
+        request = self._request
+        assert request is not None
+        if request.elsewhere is not None:
+            yield from self._compiled_elsewhere(variants, request)
             return
         arrays, error = None, ""
         try:
-            arrays = arrays_for(self._facts, self._inputs)
+            arrays = arrays_for(self._facts.engine, request.inputs)
         except Exception as raised:  # noqa: BLE001 - said in each result, since nobody can catch it here
             text = str(raised)
             error = text if isinstance(raised, RematError) else f"the inputs cannot be made: {text}"
-        self._inputs = None
-        for done, (policy, at) in enumerate(self._choices):
-            self._step(Progress(done, len(self._choices), _label(policy, at)))
-            if error:
-                yield Measurement(text_of(policy), place_of(self._facts, at), error=error)
-                continue
-            yield measure_on(
-                self._facts,
-                policy,
-                at,
-                arrays=arrays,
-                runs=self._runs,
-                namespace=self._namespace,
-                named=self._named,
-                stop=self._cancelled,
-            )
+        for done, variant in enumerate(variants):
+            self._step(Progress(done, len(variants), self._label(done, variant)))
+            if isinstance(variant, Unknown):
+                yield Measurement(variant.policy, variant.at, error=error or variant.error)
+            elif error:
+                yield Measurement(variant.selection.policy, variant.selection.at, error=error)
+            else:
+                yield measure_on(variant, arrays, request, self._cancelled)
 
-    def _compiled_elsewhere(self, device: Device) -> Iterator[Measurement]:
+    def _compiled_elsewhere(
+        self, variants: Sequence[Variant | Unknown], request: MeasureRequest
+    ) -> Iterator[Measurement]:
         """Several compilers run at once; what is told is the first that is not done."""
 
-        def compiled(choice: tuple[Any, Any]) -> Measurement:
+        def compiled(variant: Variant | Unknown) -> Measurement:
             with self._settings():
-                return compile_elsewhere(
-                    self._facts,
-                    *choice,
-                    device,
-                    namespace=self._namespace,
-                    effort=self._effort,
-                    seconds=self._seconds,
-                    stop=self._cancelled,
-                )
+                return measure(variant, request, self._cancelled)
 
         with ThreadPoolExecutor(_AT_ONCE, "remat_magic compiling") as pool:
-            results = [pool.submit(compiled, choice) for choice in self._choices]
-            for done, (choice, result) in enumerate(zip(self._choices, results, strict=True)):
-                self._step(Progress(done, len(self._choices), _label(*choice)))
+            results = [pool.submit(compiled, variant) for variant in variants]
+            for done, (variant, result) in enumerate(zip(variants, results, strict=True)):
+                self._step(Progress(done, len(variants), self._label(done, variant)))
                 yield result.result()
+
+    def _label(self, number: int, variant: Variant | Unknown) -> str:
+        """What a choice is called while it is measured, with its place where one was asked for."""
+        name = variant.policy if isinstance(variant, Unknown) else variant.selection.label or variant.selection.policy
+        at = self._choices[number][1]
+        return name if not isinstance(at, str) or name.endswith(f" at {at}") else f"{name} at {at}"
 
     def _step(
         self, progress: Progress, done: tuple[Measurement, Report | None] | None = None, tell: bool = True
@@ -207,8 +185,3 @@ class Measuring:
                 self._on_update(self)
             except Exception:
                 logging.getLogger("remat_magic").exception("an on_update callback failed")
-
-
-def _label(policy: Any, at: Any) -> str:
-    name = policy.label if isinstance(policy, Plan) else text_of(policy)
-    return name if not isinstance(at, str) or name.endswith(f" at {at}") else f"{name} at {at}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import jax
@@ -14,7 +14,8 @@ import numpy as np
 
 from remat_magic import _jax, devices, wording
 from remat_magic.devices import Device
-from remat_magic.facts.facts import Facts
+from remat_magic.engine.engine import Engine
+from remat_magic.facts.facts import Unknown, Variant
 from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.departures import offload_kept
@@ -25,16 +26,6 @@ from remat_magic.records import Collective, Effort, Measurement, Note, RematErro
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
     """A measurement was given up between two of its steps."""
-
-
-def text_of(policy: Any) -> str:
-    """What to call a policy before it is resolved."""
-    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
-
-
-def place_of(facts: Facts, at: Any) -> str:
-    """What to call a place before it is resolved; a mapping has no name."""
-    return at if isinstance(at, str) else facts.engine.default_at if at is None else ""
 
 
 def failure(doing: str, error: BaseException) -> str:
@@ -72,11 +63,11 @@ def check_inputs(inputs: Any) -> None:
         )
 
 
-def arrays_for(facts: Facts, inputs: Any, *, alone: bool = False) -> list[Any] | None:
+def arrays_for(engine: Engine, inputs: Any, *, alone: bool = False) -> list[Any] | None:
     """One array for each array leaf of the traced arguments; None where ``inputs`` is None.
 
     Args:
-        facts: of the traced function.
+        engine: the traced function.
         inputs: ``"random"`` for made-up arrays, or a pair of positional and keyword arguments, of which the array
             leaves are taken as they are.
         alone: for the gradient without the training step around it.
@@ -88,9 +79,9 @@ def arrays_for(facts: Facts, inputs: Any, *, alone: bool = False) -> list[Any] |
         return None
     if isinstance(inputs, str):
         generator = np.random.default_rng(0)
-        leaves = facts.engine.inputs(alone=alone).arrays
+        leaves = engine.inputs(alone=alone).arrays
         return [_random(leaf.value, leaf.sharding, generator) for leaf in leaves]
-    wanted = facts.engine.inputs(alone=alone)
+    wanted = engine.inputs(alone=alone)
     given = wanted.arrays_of(*inputs)
     for leaf, value in zip(wanted.arrays, given, strict=True):
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -132,54 +123,45 @@ _UNCHECKED = (
 )
 
 
-def compile_elsewhere(
-    facts: Facts,
-    policy: Any,
-    at: Any,
-    device: Device,
-    *,
-    namespace: Mapping[str, Any] | None = None,
-    effort: Effort = "full",
-    seconds: float = 600.0,
-    stop: Callable[[], bool] = lambda: False,
+def _compile_elsewhere(
+    variant: Variant, device: Device, request: MeasureRequest, stop: Callable[[], bool]
 ) -> Measurement:
-    """What XLA says of a policy for a device that need not be here. Nothing is run.
+    """What XLA says of a choice for a device that need not be here. Nothing is run.
 
     Raises:
         Stopped: ``stop`` said so.
     """
     assert device.target is not None
+    name = variant.engine.primal.name
     measured = Measurement(
-        text_of(policy),
-        place_of(facts, at),
+        variant.selection.policy,
+        variant.selection.at,
         device=device.name,
         devices_there=device.count,
         memory_bytes=device.memory_bytes,
-        effort=effort,
+        effort=request.effort,
     )
     if stop():
         raise Stopped
     doing = "lower"
     try:
-        selection = facts.engine.select(policy, at, namespace)
-        gradient = facts.engine.retrace(selection).gradient(platform=device.target.platform)
+        gradient = variant.retrace.gradient(platform=device.target.platform)
         checked = any(_jax.is_check(eqn) for _, eqn in walk(gradient.jaxpr, once=True))
         findings = (Note("checks-left-out", _UNCHECKED),) if checked else ()
-        measured = replace(measured, policy=selection.policy, at=selection.at, findings=findings)
+        measured = replace(measured, findings=findings)
         doing = "compile"
-        answer = compile_for(device, gradient.lowered, effort=effort, seconds=seconds, stop=stop)
+        answer = compile_for(device, gradient.lowered, effort=request.effort, seconds=request.seconds, stop=stop)
     except InterruptedError:
         raise Stopped from None
     except RematError as error:
         if _jax.calls_back(error):
-            name = facts.engine.primal.name
             error = RematError(
                 f"{name} calls back into Python, as jax.debug.print does, which cannot be compiled for {device.name} "
                 "where there is none: take the callbacks out."
             )
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
-        task = f"{doing} {facts.engine.primal.name} under {measured.policy} for {device.name}"
+        task = f"{doing} {name} under {measured.policy} for {device.name}"
         return replace(measured, error=failure(task, error))
     timeline = answer.get("timeline")
     measured = replace(
@@ -187,12 +169,12 @@ def compile_elsewhere(
         compile_seconds=answer["seconds"],
         compiled_before=answer["kept"],
         devices=answer["devices"],
-        timeline=None if timeline is None else _with_names(facts, with_texts(XlaMemory.from_dict(timeline))),
+        timeline=None if timeline is None else _with_names(variant.engine, with_texts(XlaMemory.from_dict(timeline))),
     )
     if "memory" not in answer:
         needed, available = answer.get("needed"), answer.get("available")
         if needed is None:
-            task = f"compile {facts.engine.primal.name} under {measured.policy} for {device.name}"
+            task = f"compile {name} under {measured.policy} for {device.name}"
             return replace(measured, error=failure(task, RuntimeError(answer["error"])))
         return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
     memory = answer["memory"]
@@ -225,9 +207,9 @@ def compile_elsewhere(
     )
 
 
-def _with_names(facts: Facts, memory: XlaMemory) -> XlaMemory:
+def _with_names(engine: Engine, memory: XlaMemory) -> XlaMemory:
     """The arguments under their names: the compiled program, of a function or a step, takes all arrays in a row."""
-    leaves = facts.engine.inputs().arrays
+    leaves = engine.inputs().arrays
     names = {f"{row}[{number}]": leaf.name for row in ("arrays", "args") for number, leaf in enumerate(leaves)}
     alive = (replace(buffer, op_name=names.get(buffer.op_name, buffer.op_name)) for buffer in memory.alive)
     return replace(memory, alive=tuple(alive))
@@ -241,48 +223,63 @@ def _with_names(facts: Facts, memory: XlaMemory) -> XlaMemory:
 _ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """How to measure, as for ``Trace.measure``; ``named`` is the device that is asked for, if one is.
+
+    ``elsewhere`` is that device where it is compiled for as if there were none here.
+
+    Raises:
+        RematError: as ``Trace.measure``.
+    """
+
+    inputs: Any = None
+    runs: int = 5
+    device: str | Device | None = None
+    effort: Effort = "full"
+    seconds: float = 600.0
+    named: Device | None = field(init=False)
+    elsewhere: Device | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        check_inputs(self.inputs)
+        if self.effort not in get_args(Effort):
+            raise RematError(f"effort={self.effort!r} is no effort of a compiler: give 'full' or 'quick'.")
+        if self.runs < 1:
+            raise RematError(f"runs={self.runs} times nothing: ask for one run at least, or for inputs=None.")
+        object.__setattr__(self, "elsewhere", elsewhere(self.device, self.inputs))
+        object.__setattr__(self, "named", None if self.device is None else devices.get(self.device))
+
+
 def measure(
-    facts: Facts,
-    policy: Any = "as_written",
-    at: Any = None,
-    *,
-    inputs: Any = None,
-    runs: int = 5,
-    namespace: Mapping[str, Any] | None = None,
-    device: str | Device | None = None,
-    effort: Effort = "full",
-    seconds: float = 600.0,
+    choice: Variant | Unknown, request: MeasureRequest, stop: Callable[[], bool] = lambda: False
 ) -> Measurement:
-    """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays."""
-    check_inputs(inputs)
-    check_effort(effort)
-    if runs < 1:
-        raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
-    if (target := elsewhere(device, inputs)) is not None:
-        return compile_elsewhere(facts, policy, at, target, namespace=namespace, effort=effort, seconds=seconds)
+    """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+    if isinstance(choice, Unknown):
+        return Measurement(choice.policy, choice.at, error=choice.error)
+    if request.elsewhere is not None:
+        return _compile_elsewhere(choice, request.elsewhere, request, stop)
     try:
-        arrays = arrays_for(facts, inputs)
+        arrays = arrays_for(choice.engine, request.inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
-        return Measurement(text_of(policy), place_of(facts, at), error=failure("make the inputs", error))
-    named = None if device is None else devices.get(device)
-    return measure_on(facts, policy, at, arrays=arrays, runs=runs, namespace=namespace, named=named)
+        return Measurement(choice.selection.policy, choice.selection.at, error=failure("make the inputs", error))
+    return measure_on(choice, arrays, request, stop)
 
 
 def measure_on(
-    facts: Facts,
-    policy: Any,
-    at: Any,
-    *,
+    variant: Variant,
     arrays: Sequence[Any] | None,
-    runs: int,
-    namespace: Mapping[str, Any] | None = None,
-    named: Device | None = None,
+    request: MeasureRequest,
     stop: Callable[[], bool] = lambda: False,
 ) -> Measurement:
-    """:func:`measure` on the array leaves themselves, or on none.
+    """:func:`measure` where JAX runs, on the array leaves themselves, or on none.
 
-    ``named`` is the device that was asked for, if any, as many as are here. ``stop`` is asked between the steps:
-    lowering, compiling, each run. The trace's lock is held while lowering only.
+    ``stop`` is asked between the steps: lowering, compiling, each run. The trace's lock is held while lowering only.
 
     Raises:
         Stopped: ``stop`` said so.
@@ -292,18 +289,17 @@ def measure_on(
         if stop():
             raise Stopped
 
-    measured = Measurement(text_of(policy), place_of(facts, at), devices_there=named.count if named else 1)
+    engine, selection, named = variant.engine, variant.selection, request.named
+    measured = Measurement(selection.policy, selection.at, devices_there=named.count if named else 1)
     doing = "lower"
     try:
         if named is not None:
-            named.check_mesh(max(map(_jax.devices_of, _shardings(facts, arrays)), default=1))
-        selection = facts.engine.select(policy, at, namespace)
-        gradient = facts.engine.retrace(selection).gradient(shardings_for(arrays))
-        measured = replace(measured, policy=selection.policy, at=selection.at)
+            named.check_mesh(max(map(_jax.devices_of, _shardings(engine, arrays)), default=1))
+        gradient = variant.retrace.gradient(shardings_for(arrays))
         unless_stopped()
         doing = "compile"
         start = time.perf_counter()
-        compiled = compile_for_memory(gradient.lowered, _platform(facts, arrays))
+        compiled = compile_for_memory(gradient.lowered, _platform(engine, arrays))
         seconds = time.perf_counter() - start
         unless_stopped()
         modules = _modules(compiled)
@@ -311,14 +307,14 @@ def measure_on(
         measured = replace(measured, findings=offload_kept(gradient.forward.residual_types, modules))
         if arrays is not None:
             doing = "run"
-            times = _timed(compiled, arrays, gradient.donated, runs, unless_stopped)
-            measured = replace(measured, run_seconds=statistics.median(times), runs=runs)
+            times = _timed(compiled, arrays, gradient.donated, request.runs, unless_stopped)
+            measured = replace(measured, run_seconds=statistics.median(times), runs=request.runs)
     except Stopped:
         raise
     except RematError as error:
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
-        return replace(measured, error=failure(f"{doing} {facts.engine.primal.name} under {measured.policy}", error))
+        return replace(measured, error=failure(f"{doing} {engine.primal.name} under {measured.policy}", error))
     return measured
 
 
@@ -355,17 +351,17 @@ def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages
     return lowered.compile(compiler_options=_ON_CPU) if platform == "cpu" else lowered.compile()
 
 
-def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
+def _platform(engine: Engine, arrays: Sequence[Any] | None) -> str:
     """Where it will run: where an argument stays, else where JAX puts what stays nowhere."""
-    for sharding in _shardings(facts, arrays):
+    for sharding in _shardings(engine, arrays):
         for device in getattr(sharding, "device_set", ()):
             return device.platform
     return _jax.default_device().platform
 
 
-def _shardings(facts: Facts, arrays: Sequence[Any] | None) -> list[Any]:
+def _shardings(engine: Engine, arrays: Sequence[Any] | None) -> list[Any]:
     """Where the arguments stay: the given ones, else the traced ones."""
-    return shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.inputs().arrays]
+    return shardings_for(arrays) or [leaf.sharding for leaf in engine.inputs().arrays]
 
 
 def _modules(compiled: jax.stages.Compiled) -> tuple[_jax.Module, ...] | None:
@@ -449,13 +445,3 @@ def _timed(
         jax.block_until_ready(compiled(*given))
         times.append(time.perf_counter() - start)
     return times[1:]
-
-
-def check_effort(effort: str) -> None:
-    """See that it is a known one.
-
-    Raises:
-        RematError: it is not.
-    """
-    if effort not in get_args(Effort):
-        raise RematError(f"effort={effort!r} is no effort of a compiler: give 'full' or 'quick'.")

@@ -19,9 +19,11 @@ from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
+from remat_magic.facts.facts import Facts, Variant
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Note, Places, Plan, Progress, RematError, Report, no_gain
+from remat_magic.records import ComparisonRow, Measurement, Note, Places, Plan, Progress, RematError, Report
+from remat_magic.records import no_gain as no_gain_sentence
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
@@ -66,22 +68,22 @@ def placing(
         raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
     measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
-    search = _Search(facts.on(chosen), chosen)
+    search = _Search(facts, memory_of(chosen), chosen)
     stages = search.run(device is None, most, plans=True)
     return (places.with_measurements(measured) for places in stages)
 
 
-def searched(facts: Facts) -> Places:
+def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
     """What the last search has come to, or a new one of some choices, which takes no estimate of times."""
-    if known(facts) is None:
-        for _ in _Search(facts, None).run(False, _SEARCHED):
+    if known(facts, memory) is None:
+        for _ in _Search(facts, memory, None).run(False, _SEARCHED):
             pass
-    return facts.memo[__name__]
+    return facts.memo[__name__, memory]
 
 
-def known(facts: Facts) -> Places | None:
-    """What the last search has come to, None where there was none."""
-    return facts.memo.get(__name__)
+def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
+    """What the last search with peaks in such a memory has come to, None where there was none."""
+    return facts.memo.get((__name__, memory))
 
 
 def _promising(facts: Facts) -> Iterator[str]:
@@ -91,7 +93,7 @@ def _promising(facts: Facts) -> Iterator[str]:
     """
     inside = facts.engine.contents()
     sites = {site.key for site in facts.engine.primal.table.sites}
-    outside = _Search(facts, None).outside(inside)
+    outside = _Search(facts, PLAIN, None).outside(inside)
     key = next((key for key in outside if key not in sites and inside[key].gain), "")
     yield from filter(None, (key, key and _together(facts, key, inside)))
 
@@ -106,8 +108,8 @@ def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
 class _Search:
     """What was tried so far, and what was left out."""
 
-    def __init__(self, facts: Facts, device: devices.Device | None) -> None:
-        self._facts, self._device = facts, device
+    def __init__(self, facts: Facts, memory: DeviceMemory, device: devices.Device | None) -> None:
+        self._facts, self._memory, self._device = facts, memory, device
         self._reports: dict[Any, list[Report]] = {}  # those that do the same together
         self._failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
@@ -137,7 +139,7 @@ class _Search:
             done += 1
         if default_device:
             self._device = devices.default()
-        places = self._facts.memo[__name__] = self._places(Progress(done, done))
+        places = self._facts.memo[__name__, self._memory] = self._places(Progress(done, done))
         yield places
 
     # ------------------------------------------------------------------------------------------------- what to try
@@ -238,7 +240,8 @@ class _Search:
         """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
         from remat_magic.planning.search import FEW_NODES, Request, plan_at  # whose solver takes long to import
 
-        plan = plan_at(self._facts, at, Request(budget, nodes=FEW_NODES), policies=POLICIES)
+        request = Request(budget, nodes=FEW_NODES, memory=self._memory)
+        plan = plan_at(self._facts, at, request, policies=POLICIES)
         return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
 
     @without_gc()
@@ -246,7 +249,7 @@ class _Search:
         """Let JAX say what a choice does."""
         try:
             policy = choice.policy if choice.budget is None else self._plan(choice.at, choice.budget)
-            report = self._facts.report(policy, choice.at)
+            report = self._facts.under(policy, choice.at).report(self._memory)
         except RematError as error:
             if choice.budget is not None:  # what is too little for a plan is no choice
                 return
@@ -372,55 +375,57 @@ def _steps(group: str, sites: list[str]) -> Iterator[_Candidate]:
 # ------------------------------------------------------------------------------------------- saving less for nothing
 
 
-def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> str:
+def no_gain(variant: Variant, device: devices.Device | None) -> str:
     """``Trace.no_gain``."""
-    return no_gain_at(facts, facts.report(policy, at, namespace))
+    memory = memory_of(device)
+    return no_gain_at(variant.facts, variant.report(memory), memory)
 
 
-def remarks(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> tuple[Note, ...]:
+def remarks(variant: Variant, device: devices.Device | None) -> tuple[Note, ...]:
     """``Trace.remarks``."""
-    by_order = Note("peak-by-order", facts.by_order(policy, at, namespace))
-    return (*filter(None, [by_order]), *remarks_on(facts, facts.report(policy, at, namespace)))
+    memory = memory_of(device)
+    by_order = Note("peak-by-order", variant.by_order(memory))
+    return (*filter(None, [by_order]), *remarks_on(variant.facts, variant.report(memory), memory))
 
 
-def remarks_on(facts: Facts, choice: ComparisonRow | Report) -> tuple[Note, ...]:
+def remarks_on(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory) -> tuple[Note, ...]:
     """The note that a choice saves less for nothing, if it does."""
-    return tuple(filter(None, [Note("peak-no-lower", no_gain_at(facts, choice))]))
+    return tuple(filter(None, [Note("peak-no-lower", no_gain_at(facts, choice, memory))]))
 
 
-def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
+def no_gain_at(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory = PLAIN) -> str:
     """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
-    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice)):
+    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice, memory)):
         return ""
-    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}"
+    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes, memory)}"
 
 
-def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
+def gainless(facts: Facts, choice: ComparisonRow | Plan | Report, memory: DeviceMemory) -> str:
     """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
     if choice.peak_bytes is None:
         return ""
     everywhere = "sites" if facts.engine.primal.table.sites else "function"
     try:
-        without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
+        without = facts.under("none", everywhere if choice.policy == MIXED else choice.at).report(memory)
     except RematError:
         return ""
-    sentence = no_gain(choice, without)
+    sentence = no_gain_sentence(choice, without)
     return f"{sentence} It is in the update that follows the gradient." if sentence and without.in_update else sentence
 
 
-def lower_elsewhere(facts: Facts, peak: int | None) -> str:
+def lower_elsewhere(facts: Facts, peak: int | None, memory: DeviceMemory) -> str:
     """A sentence on what lowers a peak clearly and adds least, after a space; empty where nothing is known to.
 
     Before anything was searched that is what saves nothing at the place that promises most.
     """
-    places = known(facts)
+    places = known(facts, memory)
     if places is not None:
         reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
     else:
         reports = list[Report]()
         for at in _promising(facts):
             with contextlib.suppress(RematError):  # JAX cannot trace the function with a checkpoint there
-                reports.append(facts.report("nothing_saveable", at))
+                reports.append(facts.under("nothing_saveable", at).report(memory))
     lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
     if not lower:
         return ""

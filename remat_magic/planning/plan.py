@@ -6,11 +6,12 @@ And plans with which the program fits a device, as the device's own compiler say
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.devices import Device
+from remat_magic.facts.buffers import PLAIN, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import COMPLEX
 from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, searched
@@ -26,32 +27,45 @@ _COMPILED = 6  # plans for a device, of which the last is found as a rule at the
 _CLOSE = 0.97  # of the device's memory: what needs as much uses it
 
 
-def plan(
-    facts: Facts,
-    budget: float | str | None = None,
-    at: str | None = None,
-    *,
-    saved: float | str | None = None,
-    peak: float | str | None = None,
-    of: str = "saved",
-    cost: str = "flops",
-    device: str | Device | None = None,
-    offload: float | str | bool | None = None,
-    gap: float = GAP,
-) -> Plan:
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a plan is to be, as for ``Trace.plan``."""
+
+    budget: float | str | None = None
+    at: str | None = None
+    saved: float | str | None = None
+    peak: float | str | None = None
+    of: str = "saved"
+    cost: str = "flops"
+    device: str | Device | None = None
+    offload: float | str | bool | None = None
+    gap: float = GAP
+
+    def limit(self) -> tuple[str, float | str]:
+        """The one budget that is given, and what it is of.
+
+        Raises:
+            RematError: there is none or several, or it is of nothing known.
+        """
+        if self.of not in ("saved", "peak"):
+            raise RematError(f"of={self.of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
+        budgets = [(self.of, self.budget), ("saved", self.saved), ("peak", self.peak)]
+        given = [(kind, limit) for kind, limit in budgets if limit is not None]
+        if len(given) != 1:
+            raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
+        return given[0]
+
+
+def plan(facts: Facts, asked: PlanRequest) -> Plan:
     """``Trace.plan``."""
-    if of not in ("saved", "peak"):
-        raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
-    budgets = [(of, budget), ("saved", saved), ("peak", peak)]
-    given = [(kind, limit) for kind, limit in budgets if limit is not None]
-    if len(given) != 1:
-        raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
-    ((of, limit),) = given
+    (of, limit), at, device, gap = asked.limit(), asked.at, asked.device, asked.gap
     if not gap >= 0:
         raise RematError(f"gap={gap!r} is no share of the cost: give 0 or more.")
-    least = objective(cost, device, offload)
-    plain, facts = facts, facts if device is None else facts.on(devices.get(device))
-    request = Request(limit_of(facts, at or facts.engine.default_at, limit, of), of, least, gap)
+    least = objective(asked.cost, device, asked.offload)
+    there = None if device is None else devices.get(device)
+    memory = memory_of(there)
+    budget = limit_of(facts, at or facts.engine.default_at, limit, of, memory)
+    request = Request(budget, of, least, gap, memory=memory)
     if at is not None:
         best = plan_at(facts, at, request)
     else:
@@ -59,13 +73,13 @@ def plan(
     sentences = [best.status]
     if best.at != facts.engine.default_at and at is None:
         sentences.append(f"Its place, {best.at}, was chosen with it.")
-    if no_lower := gainless(facts, best):
-        sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes)}")
+    if no_lower := gainless(facts, best, memory):
+        sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes, memory)}")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
         sentences.append(f"Values inside {' or '.join(inside)} are no choices.")
     if COMPLEX in best.unreached:
         sentences.append("Complex values are no choices: JAX cannot save them under a policy.")
-    peak_device = "" if facts is plain or device is None else devices.get(device).name
+    peak_device = there.name if there is not None and memory != PLAIN else ""
     label = f"{best.label} on {peak_device}" if best.names and of == "peak" and peak_device else best.label
     return replace(best, label=label, status=" ".join(filter(None, sentences)), peak_device=peak_device)
 
@@ -90,7 +104,7 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
             other = plan_at(facts, at, request)
         except RematError:
             continue
-        best = other if best is None or _is_worth_more(facts, other, best) else best
+        best = other if best is None or _is_worth_more(facts, other, best, request) else best
     if best is None:
         raise why or RematError(f"no place of {facts.engine.primal.name} can be planned for.")
     return best
@@ -102,8 +116,8 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
     Without a reason to nothing is searched: then it is what is known already.
     """
     usual = facts.engine.default_at
-    in_vain = best is None or bool(gainless(facts, best))
-    search = searched(facts) if in_vain else known(facts)
+    in_vain = best is None or bool(gainless(facts, best, request.memory))
+    search = searched(facts, request.memory) if in_vain else known(facts, request.memory)
     reports = [] if search is None else [*search.reports.values()]
     fitting = [
         report
@@ -130,9 +144,9 @@ def _spares(other: Plan | Report, best: Plan | None) -> bool:
     return best is not None and best.recomputed_flops - other.recomputed_flops > _CLEARLY * (best.forward_flops or 0)
 
 
-def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
+def _is_worth_more(facts: Facts, other: Plan, best: Plan, request: Request) -> bool:
     """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
-    if gainless(facts, best) and not gainless(facts, other):
+    if gainless(facts, best, request.memory) and not gainless(facts, other, request.memory):
         return _is_lower(other, best)
     return _spares(other, best) and (other.peak_bytes or 0) <= (best.peak_bytes or 0)
 
@@ -146,7 +160,7 @@ def _within_peak(facts: Facts, request: Request) -> Plan:
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
     """
-    searched(facts)  # known from now on
+    searched(facts, request.memory)  # known from now on
 
     def fitting() -> list[Plan]:
         return [plan for plan in known_plans(facts, request) if (plan.peak_bytes or 0) <= request.budget]
@@ -164,7 +178,7 @@ def _within_peak(facts: Facts, request: Request) -> Plan:
     lowest = min(known_plans(facts, request), key=lambda plan: plan.peak_bytes or 0, default=None)
     if lowest is None:
         return plan_at(facts, facts.engine.default_at, request)
-    raise no_plan(facts, "", request.budget, lowest)
+    raise no_plan(facts, "", request, lowest)
 
 
 # ------------------------------------------------------------------------------------------------ as the compiler says
@@ -193,13 +207,13 @@ def plan_that_fits(
     Raises:
         RematError: none fits, or the program cannot be compiled for the device.
     """
-    there, name = facts.on(device), facts.engine.primal.name
+    memory, name = memory_of(device), facts.engine.primal.name
     limit = budget = devices.usable_bytes(device) or 0
-    request = Request(limit, "peak", objective(cost, device, None))
+    request = Request(limit, "peak", objective(cost, device, None), memory=memory)
     place = at or facts.engine.default_at
-    facts.report("none", place)
+    facts.under("none", place).report()
     tried: dict[Any, tuple[Plan, Measurement]] = {}
-    choice = next(plan for plan in known_plans(there, request, place) if plan.policy == "none")
+    choice = next(plan for plan in known_plans(facts, request, place) if plan.policy == "none")
     while len(tried) < _COMPILED and (key := (choice.at, choice.names or choice.policy)) not in tried:
         measured = compiled(choice if choice.names else choice.policy, choice.at)
         if measured.fits is None or not measured.needed_bytes:
@@ -213,14 +227,14 @@ def plan_that_fits(
             budget = round((choice.peak_bytes or 0) * limit / needed)
         tried[key] = choice, measured
         try:
-            choice = plan(facts, peak=budget, at=at, cost=cost, device=device)
+            choice = plan(facts, PlanRequest(at=at, peak=budget, cost=cost, device=device))
         except RematError:
-            choice = min(known_plans(there, request, at), key=lambda plan: plan.peak_bytes or 0)
+            choice = min(known_plans(facts, request, at), key=lambda plan: plan.peak_bytes or 0)
     texts = [f"{called(plan)} {units.nbytes(measured.needed_bytes or 0)}" for plan, measured in tried.values()]
     fitting = [(plan, measured) for plan, measured in tried.values() if measured.fits]
     if not fitting:
         nearest, measured = min(tried.values(), key=lambda pair: pair[1].needed_bytes or 0)
-        in_update = there.report(nearest if nearest.names else nearest.policy, nearest.at).in_update
+        in_update = facts.under(nearest if nearest.names else nearest.policy, nearest.at).report(memory).in_update
         usual = f": use a device with more memory, or several. {in_update}".strip()
         raise RematError(
             f"Nothing that was compiled of {name} fits {device.name}, where a program can have {units.nbytes(limit)}: "
@@ -229,4 +243,4 @@ def plan_that_fits(
     best, measured = min(fitting, key=lambda pair: order(pair[0]))
     needs = f"{units.nbytes(measured.needed_bytes or 0)} of {units.nbytes(limit)}"
     status = f"Compiled for {device.name} it needs {needs}. Compiled were: {', '.join(texts)}."
-    return replace(best, status=status, peak_device="" if there is facts else device.name)
+    return replace(best, status=status, peak_device="" if memory == PLAIN else device.name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from remat_magic import units
 from remat_magic.devices import Device
+from remat_magic.facts.buffers import PLAIN, DeviceMemory
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading
 from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes, planner
@@ -39,13 +40,17 @@ _TIMED_OUT = "The solver met its time limit: on a faster machine it may find bet
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a plan is asked for: a budget in bytes, and what that is of; ``gap`` and ``nodes`` are the solver's."""
+    """What a plan is asked for: a budget in bytes, and what that is of; ``gap`` and ``nodes`` are the solver's.
+
+    Peaks are as on a device that holds values as ``memory`` says.
+    """
 
     budget: int
     of: str = "saved"
     objective: Objective = FLOPS
     gap: float = GAP
     nodes: int = NODES
+    memory: DeviceMemory = PLAIN
 
     def key_and_label(self, facts: Facts, at: str) -> tuple[str, str]:
         """What its plan is called: the budget, and what else was asked for where that is not usual."""
@@ -66,7 +71,7 @@ def plan_at(
     """The plan at one place.
 
     Args:
-        facts: of the traced function; peaks are as on their device.
+        facts: of the traced function.
         at: the place.
         request: what is asked for.
         beat: what another choice within the peak costs: what costs as much is not looked for.
@@ -82,21 +87,23 @@ def plan_at(
         best = _within_saved(choices, request, policies)
     sentences = [best.status]
     device = request.objective.device
-    if best.offloaded_bytes and offloading(facts.report(best), device) != "moved":
+    if best.offloaded_bytes and offloading(facts.under(best).report(request.memory), device) != "moved":
         sentences.append(_OFFLOADED)
     if device is not None:
-        sentences.append(_unweighed(facts.report(best if best.names else best.policy, best.at), device))
+        sentences.append(
+            _unweighed(facts.under(best if best.names else best.policy, best.at).report(request.memory), device)
+        )
     if best.timed_out:
         sentences.append(_TIMED_OUT)
     status = " ".join(filter(None, sentences))
     if choices.parts.naming.unreached:
         status = status.replace("No choice of names", "No choice of the values considered")
-    code = _code(choices, best) if best.names else best.code
+    code = _code(choices, best, request) if best.names else best.code
     return replace(best, status=status, code=code, unreached=choices.unreached)
 
 
-def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
-    """A budget in bytes, of which a share is of what there is without a checkpoint at a place.
+def limit_of(facts: Facts, at: str, budget: float | str, of: str, memory: DeviceMemory) -> int:
+    """A budget in bytes, of which a share is of what there is without a checkpoint at a place, and in such a memory.
 
     Raises:
         RematError: it is no budget, or a share of what is not known: of a peak, or of what JAX cannot trace there.
@@ -104,7 +111,8 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
 
     def most() -> int:
         try:
-            whole = facts.saved_bytes("none", at) if of == "saved" else facts.report("none", at).peak_bytes
+            without = facts.under("none", at)
+            whole = without.saved_bytes if of == "saved" else without.report(memory).peak_bytes
         except RematError as error:
             raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
         if whole is None:
@@ -166,20 +174,21 @@ def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[P
     """Choices whose figures JAX has given already, whoever asked, and whose peak is known; the cheapest first.
 
     Args:
-        facts: of the traced function; peaks are as on their device.
+        facts: of the traced function.
         request: what they are to be plans for. Without a link to the host nothing that is offloaded is a choice.
         at: the only place. Default: all.
     """
     with facts.lock:
         kept, by_key = _remembered(facts).values(), facts.engine.plans
         plans = [plan for plan in (*kept, *by_key.values()) if plan.names and at in (None, plan.at)]
+        chosen = [(variant, variant.selection) for variant in facts.known()]
         policies = [
-            facts.report(policy, place)
-            for policy, place in facts.known()
-            if is_policy(policy) and policy not in by_key and at in (None, place)
+            variant.report(request.memory)
+            for variant, of in chosen
+            if is_policy(of.policy) and of.policy not in by_key and at in (None, of.at)
         ]
         found = [
-            *(_of_plan(facts, request, plan, facts.report(plan)) for plan in plans),
+            *(_of_plan(facts, request, plan) for plan in plans),
             *(_of_report(request, report) for report in policies if not report.backward_error),
         ]
     link = request.objective.link
@@ -191,7 +200,7 @@ def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[P
 
 def _remembered(facts: Facts) -> dict[tuple[tuple[PlannedValue, ...], str], Plan]:
     """The plans that were traced, each under its first key, which has a report."""
-    return facts.on(None).memo.setdefault(__name__, {})
+    return facts.memo.setdefault(__name__, {})
 
 
 def _of_report(request: Request, report: Report) -> Plan:
@@ -222,9 +231,9 @@ def _of_report(request: Request, report: Report) -> Plan:
     )
 
 
-def _of_plan(facts: Facts, request: Request, plan: Plan, report: Report) -> Plan:
+def _of_plan(facts: Facts, request: Request, plan: Plan) -> Plan:
     """What another plan saves as a plan for a request, by which it is called unless its own key stands for it."""
-    made = _of_report(request, report)
+    made = _of_report(request, facts.under(plan).report(request.memory))
     if plan.policy not in facts.engine.plans:
         policy, label = request.key_and_label(facts, plan.at)
         made = replace(made, policy=policy, label=label)
@@ -279,7 +288,7 @@ def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -
         fewest, _ = _solved(choices, request, choices.problem())
         found += [fewest] if fewest else []
     if not found:
-        few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
+        few, keeps = units.apart(limit, facts.under("nothing_saveable", choices.at).saved_bytes)
         raise RematError(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.primal.name} "
             f"already; raise the budget{_or_whole(facts, choices.at)}."
@@ -291,8 +300,8 @@ def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -
 def _or_whole(facts: Facts, at: str) -> str:
     """That a plan may be made for the whole function, where that saves less and JAX can."""
     try:
-        whole = facts.report("nothing_saveable", "function")
-        less = not whole.backward_error and whole.saved_bytes < facts.saved_bytes("nothing_saveable", at)
+        whole, here = (facts.under("nothing_saveable", place) for place in ("function", at))
+        less = not whole.report().backward_error and whole.saved_bytes < here.saved_bytes
     except RematError:
         less = False
     return ", or plan for at='function'" if less else ""
@@ -304,10 +313,11 @@ def _policies(choices: Planner, request: Request, policies: Sequence[str]) -> It
     for key in policies:
         try:
             # What is saved is held at the peak. But for a device values may be narrower, or elsewhere.
-            held = request.of == "saved" or facts.is_plain
-            if held and facts.saved_bytes(key, choices.at) > request.budget:
+            held = request.of == "saved" or request.memory == PLAIN
+            variant = facts.under(key, choices.at)
+            if held and variant.saved_bytes > request.budget:
                 continue
-            report = facts.report(key, choices.at)
+            report = variant.report(request.memory)
         except RematError:  # complex values, which this JAX cannot save
             continue
         if not report.backward_error:
@@ -344,21 +354,22 @@ def _applied(choices: Planner, request: Request, problem: Problem, solution: Sol
     if values:
         with facts.lock:
             draft = _remembered(facts).setdefault((values, choices.at), draft)
-        plan = _of_plan(facts, request, draft, facts.report(draft))
+        plan = _of_plan(facts, request, draft)
     else:
-        plan = _of_report(request, facts.report("nothing_saveable", choices.at))
+        plan = _of_report(request, facts.under("nothing_saveable", choices.at).report(request.memory))
     if request.objective.device is None:
         return plan
     seconds = choices.problem(request.objective).measure(solution.names, solution.offloaded)[1]
     return replace(plan, predicted_seconds=seconds)
 
 
-def _code(choices: Planner, plan: Plan) -> str:
+def _code(choices: Planner, plan: Plan, request: Request) -> str:
     """What to paste if the program's own names do the same as a plan's."""
     if any(value.name is None or value.offloaded for value in plan.names):
         return ""
     own = sorted({value.name for value in plan.names if value.name})
-    named = choices.facts.report(f"save_only_these_names({', '.join(map(repr, own))})", choices.at)
+    variant = choices.facts.under(f"save_only_these_names({', '.join(map(repr, own))})", choices.at)
+    named = variant.report(request.memory)
     same = (named.saved_bytes, named.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     return named.code if same else ""
 
@@ -394,7 +405,7 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
         return fits(tried[-1])
 
     least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
-    most = max(least, min(most, limit)) if facts.is_plain else most
+    most = max(least, min(most, limit)) if request.memory == PLAIN else most
     budgets = [least + (most - least) * i // _GRID for i in range(_GRID + 1)]
     first = next((i for i in reversed(range(len(budgets))) if enough(budgets[i])), None)
     if first is not None and first < _GRID:
@@ -407,8 +418,8 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     best = min(filter(fits, tried), key=order, default=None)
     if best is None:
         lowest = min((plan for plan in tried if plan.peak_bytes), key=lambda plan: plan.peak_bytes or 0, default=None)
-        raise no_plan(facts, f" at {choices.at!r}", limit, lowest)
-    bound = (problem.relax(limit) if facts.is_plain else None) or 0.0
+        raise no_plan(facts, f" at {choices.at!r}", request, lowest)
+    bound = (problem.relax(limit) if request.memory == PLAIN else None) or 0.0
     best = _with_bound(replace(best, timed_out=any(plan.timed_out for plan in tried)), bound)
     if not best.gap:
         return best
@@ -416,13 +427,13 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     return replace(best, status=text)
 
 
-def no_plan(facts: Facts, where: str, limit: int, lowest: Plan | None) -> RematError:
+def no_plan(facts: Facts, where: str, request: Request, lowest: Plan | None) -> RematError:
     """Says that no plan fits, and what the least peak is that was found."""
     name = facts.engine.primal.name
     if lowest is None:
         return RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
-    few, least = units.apart(limit, lowest.peak_bytes or 0)
-    in_update = facts.report(lowest if lowest.names else lowest.policy, lowest.at).in_update
+    few, least = units.apart(request.budget, lowest.peak_bytes or 0)
+    in_update = facts.under(lowest if lowest.names else lowest.policy, lowest.at).report(request.memory).in_update
     return RematError(
         f"No plan{where} keeps the estimated peak of {name} within {few}: the least found is {least} "
         f"({called(lowest)}); raise the budget.{f' {in_update}' if in_update else ''}"

@@ -6,52 +6,48 @@ It is reckoned on the graph that plans are made on, without a trace of each choi
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from remat_magic import devices
-from remat_magic.facts.facts import Facts
+from remat_magic.engine.engine import ONE_PLACE
+from remat_magic.engine.selection import Selection
+from remat_magic.facts.facts import Variant
 from remat_magic.planning.graph import Run
 from remat_magic.planning.planner import Objective, Planner, planner, saved_by
-from remat_magic.policies import resolve
+from remat_magic.policies import MIXED
 from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, WhatIf
 
-_Policy = str | Plan | Callable[..., Any]
 
+def what_if(variant: Variant, device: devices.Device | None, against: Plan | None = None) -> Listed[WhatIf]:
+    """``Trace.what_if``, worked out on the graph that plans are made on, all in one go.
 
-def what_if(
-    facts: Facts,
-    policy: _Policy = "as_written",
-    at: str | None = None,
-    *,
-    device: str | devices.Device | None = None,
-    namespace: Mapping[str, Any] | None = None,
-) -> Listed[WhatIf]:
-    """``Trace.what_if``, worked out on the graph that plans are made on, all in one go."""
-    chosen = devices.default() if device is None else devices.get(device)
-    facts = facts if device is None else facts.on(chosen)
-    if isinstance(policy, Plan):
-        at = policy.at
-    choices = planner(facts, at)
-    report = facts.report(policy, choices.at if not isinstance(policy, Plan) else None, namespace)
+    Args:
+        variant: what the rows are against.
+        device: whose seconds are estimated. Default: the one that JAX runs on.
+        against: the plan that the choice was asked for by.
+    """
+    chosen, facts, selection = device or devices.default(), variant.facts, variant.selection
+    if selection.policy == MIXED:
+        raise RematError(ONE_PLACE)
+    choices = planner(facts, selection.at)
+    report = variant.report(device)
     if report.backward_error:
         raise RematError(report.backward_error)
-    names = _names_saved(choices, policy, namespace)
+    names = _names_saved(choices, selection)
     objective = Objective(chosen)
     costs = [] if chosen is None else objective.costs(choices.graph, choices.parts.backward).nodes
     # Whole, so that what changes nothing differs by nothing, in whatever order it is summed.
     picoseconds = np.rint(np.array([*costs]) * 1e12).astype(np.int64)
     base = choices.graph.run(names)
     rows = _Rows(choices, names, base, picoseconds, report)
-    against = policy if isinstance(policy, Plan) else report.policy
     nearest = report
     if _figures(base) != _figures(report):
         # What the policy keeps no choice of names does: start from the nearest.
         by_value = rows.plan(base, ", by value", ", by value") if base.used else "nothing_saveable"
-        nearest = facts.report(by_value, None if isinstance(by_value, Plan) else choices.at)
+        nearest = facts.under(by_value, choices.at).report(device)
         if _figures(nearest) != _figures(base):
             raise RematError(
                 f"JAX saves or recomputes otherwise at {choices.at!r} than is reckoned for {report.policy}, so that "
@@ -59,7 +55,7 @@ def what_if(
             )
     # What is told is of the report that is shown, which the nearest choice of names may differ from by itself.
     aside = objective.of(nearest) - objective.of(report) if chosen is not None else 0.0
-    changes = [rows.row(name, chosen, against, aside) for name in rows.names]
+    changes = [rows.row(name, chosen, against or report.policy, aside) for name in rows.names]
     return Listed(sorted((row for row in changes if not row.loses), key=_rank))
 
 
@@ -73,17 +69,12 @@ def _rank(row: WhatIf) -> tuple[int, float, int, str]:
     return 0 if saves else 1, worth, -abs(row.saved_bytes), row.value.key
 
 
-def _names_saved(
-    choices: Planner, policy: str | Plan | Callable[..., Any], namespace: Mapping[str, Any] | None
-) -> frozenset[str]:
+def _names_saved(choices: Planner, selection: Selection) -> frozenset[str]:
     """The names of the values that a policy, or a plan, saves at the planner's place."""
-    if isinstance(policy, Plan) and policy.names:
-        return frozenset(value.key for value in policy.names)
-    if isinstance(policy, Plan):
-        policy = policy.policy
-    facts = choices.facts
-    resolved = resolve(policy, facts.engine.names, namespace, facts.engine.primal.name)
-    return saved_by(facts, choices.parts, resolved)
+    if selection.plan is not None:
+        return frozenset(value.key for value in selection.plan.names)
+    assert selection.resolved is not None  # it is at one place
+    return saved_by(choices.facts, choices.parts, selection.resolved)
 
 
 class _Rows:
