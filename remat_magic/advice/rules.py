@@ -16,10 +16,11 @@ from typing import Any
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.advice.parts import lines_of_part, under_checkpoint
+from remat_magic.engine.cast import with_cast
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.buffers import DeviceMemory
-from remat_magic.facts.causes import accumulators, given_back, widened
+from remat_magic.facts.causes import Widened, accumulators, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
@@ -520,26 +521,16 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         )
 
 
-_HALF = frozenset({"bf16", "f16"})
+_HALF = {"bf16": "bfloat16", "f16": "float16"}
 _WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth a sentence
 
 
 def too_wide(case: Case) -> Iterator[Advice]:
     """Wide residuals of narrow values that met wide arguments, or else in a program of narrow weights."""
     engine = case.facts.engine
-    half = case.variant.retrace.forward
-    cause = widened(half, engine.primal.provenances, engine.primal.arguments)
-    if cause is not None and cause.spared > _WIDE_PART / 2 * case.report.saved_bytes:
-        yield Advice(
-            "wide-residuals",
-            f"{units.nbytes(cause.nbytes)} of the {units.nbytes(case.report.saved_bytes)} saved are f32 because "
-            f"{cause.narrow} values meet {_listed(cause.arguments)} in f32, first{at_line(cause.source)}.",
-            f"Cast {'it' if len(cause.arguments) == 1 else 'them'} to {cause.narrow} before: about "
-            f"{units.nbytes(cause.spared)} less is saved.",
-            cause.spared,
-            "bytes",
-            cause.source,
-        )
+    cause = widened(case.variant.retrace.forward, engine.primal.provenances)
+    if cause is not None and cause.nbytes >= _WIDE_PART * case.report.saved_bytes:
+        yield from _cast(case, cause)
         return
     sizes: dict[str, int] = {}
     for leaf in case.facts.engine.primal.signature.arrays:
@@ -555,7 +546,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return
     largest = max(wide, key=lambda row: row.nbytes)
-    kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
+    kind = max(_HALF.keys() & sizes.keys(), key=lambda kind: sizes[kind])
     lines = [{row.source for row in some if row.source} for some in (wide, [largest])]
     parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.primal.table.sites else ()
     part = next(filter(None, parts), None)
@@ -573,6 +564,30 @@ def too_wide(case: Case) -> Iterator[Advice]:
         largest.source,
         stake=total,
     )
+
+
+def _cast(case: Case, cause: Widened) -> Iterator[Advice]:
+    """What is wide because of some arguments, and what is saved less where the arguments are cast: by a retrace."""
+    arrays = case.facts.engine.primal.signature.arrays
+    names = [arrays[number].name for number in cause.arguments]
+    whole = tuple(dict.fromkeys(arrays[number].argument for number in cause.arguments))
+    spared: int | None = 0
+    with contextlib.suppress(Exception):  # the user's own, where the types do not fit then
+        mended = with_cast(case.facts.engine, whole, _HALF[cause.narrow])
+        again = None if mended is None else case.variant.of(mended).report()
+        spared = None if again is None else case.report.saved_bytes - again.saved_bytes
+    if spared is None or spared > _PART * case.report.saved_bytes:
+        less = "" if spared is None else f": {units.nbytes(spared)} less is saved"
+        yield Advice(
+            "wide-residuals",
+            f"{units.nbytes(cause.nbytes)} of the {units.nbytes(case.report.saved_bytes)} saved are f32 because "
+            f"{cause.narrow} values meet {_listed(names)} in f32, first{at_line(cause.source)}.",
+            f"Cast the f32 of {_listed(whole)} to {cause.narrow} before{less}.",
+            spared,
+            "" if spared is None else "bytes",
+            cause.source,
+            stake=cause.nbytes,
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -62,15 +62,11 @@ def given_back(engine: Engine) -> Iterator[GivenBack]:
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """Saved values that are wide because narrow ones met wide arguments.
-
-    ``spared`` is what is saved less where these are cast before: half of it, less the casts that are saved instead.
-    """
+    """Saved values that are wide because narrow ones met wide arguments, which are given by number."""
 
     nbytes: int
-    spared: int
     narrow: str
-    arguments: tuple[str, ...]
+    arguments: tuple[int, ...]
     source: SourceSpan | None
 
 
@@ -94,16 +90,13 @@ class _Cause:
         self.in_norm = self.in_norm or other.in_norm
 
 
-def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> Widened | None:
-    """What a forward half saves so; ``names`` are those of its inputs."""
+def widened(half: Forward, provenances: Provenances) -> Widened | None:
+    """What a forward half saves so."""
     top = Scope(_jax.open_jaxpr(half.closed))
     causes, total, first = _Causes(provenances), 0, None
-    found, read = _Cause(), set[int]()
+    found = _Cause()
     for value in saved_values(half.closed, half.outputs):
-        if _jax.is_literal(value.atom):
-            continue
-        if value.atom in top.inputs:
-            read.add(top.inputs[value.atom])
+        if _jax.is_literal(value.atom) or value.atom in top.inputs:
             continue
         cause = causes.of(top, value.atom) if _is(value.atom.aval, _WIDE) else _Cause()
         if cause.narrow and cause.arguments and not cause.own and not cause.in_norm:
@@ -113,9 +106,7 @@ def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> 
             first = first or (locate(provenances, made.scope, made.eqn).source if made else None)
     if not total:
         return None
-    casts = sum(_jax.nbytes(half.type_of(top.jaxpr.invars[number])) for number in found.arguments & read)
-    arguments = tuple(names[number] for number in sorted(found.arguments))
-    return Widened(total, (total - casts) // 2, min(found.narrow), arguments, first)
+    return Widened(total, min(found.narrow), tuple(sorted(found.arguments)), first)
 
 
 class _Causes:

@@ -75,7 +75,7 @@ class Facts:
             selection = self.engine.select(policy, at, namespace)
             variant = self._variants.get(selection.report_key)
             if variant is None:
-                variant = self._variants[selection.report_key] = Variant(self, selection)
+                variant = self._variants[selection.report_key] = Variant(self, selection, (policy, at, namespace))
             return variant
 
     def choose(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Variant | Unknown:
@@ -141,11 +141,15 @@ class Variant:
         selection: the choice.
     """
 
-    def __init__(self, facts: Facts, selection: Selection) -> None:
-        self.facts, self.selection = facts, selection
+    def __init__(self, facts: Facts, selection: Selection, asked: tuple[Any, Any, Mapping[str, Any] | None]) -> None:
+        self.facts, self.selection, self._asked = facts, selection, asked
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
         self._at_once: dict[DeviceMemory, int] = {}  # peaks where all is recomputed first
+
+    def of(self, engine: Engine) -> Variant:
+        """Another function, much like this one, under the same choice."""
+        return Facts(engine).under(*self._asked)
 
     @property
     def retrace(self) -> Retrace:
