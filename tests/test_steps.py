@@ -582,6 +582,28 @@ def test_what_a_method_or_a_partial_holds_is_an_argument_of_the_step(how):
     assert agree(*(jax.tree.leaves(jax.jit(lambda *rest, fun=fun: fun(*rest))(*rest)) for fun in (under, held)))
 
 
+def in_while(state, batch):
+    body = lambda i_state: (i_state[0] + 1, with_momentum(i_state[1], batch)[0])  # noqa: E731
+    return lax.while_loop(lambda i_state: i_state[0] < 3, body, (0, state))[1]
+
+
+def in_fori(state, batch):
+    return lax.fori_loop(0, 3, lambda _, state: with_momentum(state, batch)[0], state)
+
+
+def in_scans(state, batch):
+    return lax.scan(lambda state, _: in_scan(state, batch), state, length=2)
+
+
+@pytest.mark.parametrize("epoch", some_of((in_scan, in_fori, in_while, in_scans), in_scan))
+def test_donated_parameters_that_a_loop_carries_are_parameters(epoch):
+    params, *batch = arguments(16, 64)
+    state = params, [2 * leaf for leaf in params]
+    step = rm.trace(jax.jit(epoch, donate_argnums=0), state, batch).step
+    assert step.parameter_bytes == step.optimizer_bytes == sum(leaf.nbytes for leaf in params)
+    assert sum(value.nbytes for value in step.timeline.alive) == step.peak_bytes
+
+
 @pytest.mark.parametrize("wrapped", [jax.jit, partial(jax.vmap, in_axes=None, axis_size=1)])
 def test_a_callable_object_has_the_name_of_its_class_under_a_transform(wrapped):
     params, x, y = arguments()

@@ -443,8 +443,8 @@ def lives(
 ) -> dict[int, tuple[int, int]]:
     """For each buffer the first step that holds it, and the one that holds it no more.
 
-    What a result is written over is held no more by the step that reads it last. ``reserved`` are there from the
-    beginning, by default those that the device reserves.
+    What a result is written over is held no more by the step that reads it last; a donated argument that a loop carries
+    is until the loop is done. ``reserved`` are there from the beginning, by default those that the device reserves.
     """
     lasting = buffers.lasting
     throughout = buffers.throughout | (buffers.reserved if reserved is None else reserved)
@@ -456,8 +456,13 @@ def lives(
             if number not in live:
                 live[number] = index, len(steps) if number in lasting else last[number] + 1
         if step.over and index in dying_at:
-            for number in written_over(step, dying_at[index], buffers.sizes):
-                live[number] = live[number][0], index
+            sizes, is_loop = buffers.sizes, bool(_jax.carried_operands(step.eqn))
+            for number in written_over(step, dying_at[index], sizes):
+                if is_loop and number in buffers.donated:
+                    result = next(new for new in step.makes if sizes[new] == sizes[number] and live[new][0] == index)
+                    live[result] = index + 1, live[result][1]
+                else:
+                    live[number] = live[number][0], index
     del live[NOTHING]
     return live
 
