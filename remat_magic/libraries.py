@@ -44,6 +44,32 @@ def method_of(fun: Any) -> tuple[Any, Any] | None:
     return (call.__func__, call.__self__) if hasattr(call, "__func__") else None
 
 
+def wrapped_in(fun: Any) -> tuple[Any, Callable[[Any, Any, Any], Any]] | None:
+    """What this very object maps or jits, if ``jax.vmap``, ``eqx.filter_jit`` or the like made it.
+
+    And what makes one like it with other arrays: it is given those that this one holds, the others, and the function of
+    these.
+    """
+    if (mapped := wrappers.mapped_in(fun)) is not None:
+        return mapped[0], lambda _held, _others, other: mapped[1](other)
+    inner, by_equinox = getattr(fun, "__wrapped__", None), _made_by_equinox(fun, "filter_jit")
+    is_tree = not jax.tree_util.all_leaves([inner])
+    if is_tree and (by_equinox or _made_by_equinox(fun, "filter_vmap", "filter_checkpoint")):
+        return inner, lambda held, others, _other: _with_leaves(fun, held, others)
+    if (by_equinox and not fun.donate_rest) or wrappers.is_jitted_plainly(fun):
+        jit = sys.modules["equinox"].filter_jit if by_equinox else jax.jit
+        with contextlib.suppress(TypeError):
+            hash(inner)  # JAX refuses what has none
+            return inner, lambda _held, _others, other: jit(other)
+    return None
+
+
+def _with_leaves(tree: Any, held: Any, others: Any) -> Any:
+    """A pytree with other leaves in the place of those that it holds, which are told by identity."""
+    instead = dict(zip(map(id, jax.tree.leaves(held)), jax.tree.leaves(others), strict=True))
+    return jax.tree.map(lambda leaf: instead.get(id(leaf), leaf), tree)
+
+
 def _nnx() -> Any:
     return sys.modules.get("flax.nnx")
 

@@ -125,7 +125,7 @@ ASSIGNED = [
     ("flax.nnx", NNX, "value, gradient = nnx.value_and_grad(loss)(model, x)", "loss"),
     ("flax.nnx", NNX, "value, pull_back = nnx.vjp(lambda m: loss(m, x), model, graph=False)", "<lambda>"),
     ("flax.nnx", NNX, "y = jnp.mean(nnx.Linear(4, 4, rngs=nnx.Rngs(0))(x))", "Linear"),
-    ("equinox", EQUINOX, "y = jax.vmap(model)(x)", "<unnamed function>"),
+    ("equinox", EQUINOX, "y = jax.vmap(model)(x)", "MLP"),
     ("optax", OPTAX, "value, gradient = optax.value_and_grad_from_state(loss)(w, x, state=state)", "loss"),
     ("haiku", "import haiku as hk; net = hk.transform(lambda x: hk.Linear(2)(x)); p = net.init(jax.random.key(0), x)"
      "", "y = net.apply(p, None, x)", "apply_fn"),

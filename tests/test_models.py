@@ -279,6 +279,27 @@ def test_a_model_of_equinox_agrees_with_jax():
     assert {"arrays.layers[0].weight", "arrays.layers[2].bias"} <= argument_names(trace)
 
 
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "wrap", ["filter_jit", "filter_vmap", "filter_checkpoint", "filter_jit of a method", "filter_jit of vmap"]
+)
+def test_a_model_that_equinox_jits_or_maps_is_differentiated(wrap):
+    eqx = library("equinox")
+    model, x = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0)), jnp.ones((5, 4))
+    wrappers = {"filter_jit of a method": lambda model: eqx.filter_jit(model.__call__)}
+    wrappers["filter_jit of vmap"] = lambda model: eqx.filter_jit(jax.vmap(model))
+    make = wrappers.get(wrap) or getattr(eqx, wrap)
+    x = x if "vmap" in wrap else x[0]
+    trace, of_all = rm.trace(make(model), x), rm.trace(lambda model, x: make(model)(x), model, x)
+    assert trace.wrt == ("self", "x")
+    rows, rows_of_all = (
+        sorted((row.dtype, row.shape, row.kind) for row in trace.report().residuals) for trace in (trace, of_all)
+    )
+    assert rows == rows_of_all
+    function = trace.function("nothing_saveable", at="function")
+    assert jnp.allclose(function(x), make(model)(x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_of_haiku_agrees_with_jax(checkpointed):

@@ -622,6 +622,30 @@ def test_what_is_differentiated_of_a_method_is_its_object_and_of_a_partial_what_
         rm.trace(partial(loss, params), x, y, wrt=2)
 
 
+MAPPED_OR_JITTED = {
+    "vmap": jax.vmap,
+    "vmap along another axis": lambda fun: jax.vmap(fun, in_axes=1, out_axes=-1),
+    "vmap of vmap": lambda fun: jax.vmap(jax.vmap(fun)),
+    "jit of vmap": lambda fun: jax.jit(jax.vmap(fun)),
+    "vmap of jit": lambda fun: jax.vmap(jax.jit(getattr(fun, "loss", fun))),  # an object that holds arrays has no hash
+}
+
+
+@pytest.mark.parametrize("how", MAPPED_OR_JITTED)
+@pytest.mark.parametrize("of", [lambda trainer: trainer, lambda trainer: trainer.loss], ids=["object", "method"])
+def test_what_is_held_by_what_is_mapped_is_differentiated(how, of):
+    params, x, y = arguments(4, 4)
+    trainer, batch = Trainer(params, params), [jnp.broadcast_to(leaf, (4, 4, *leaf.shape)) for leaf in (x, y)]
+    batch = batch if how == "vmap of vmap" else [leaf[0] for leaf in batch]
+    mapped = MAPPED_OR_JITTED[how](of(trainer))
+    trace = rm.trace(mapped, *batch)
+    whole = lambda self, *batch: MAPPED_OR_JITTED[how](of(self))(*batch)  # noqa: E731
+    assert trace.wrt == ("self", "x", "y")
+    assert made(trace.report("nothing_saveable")) == made(rm.trace(whole, trainer, *batch).report("nothing_saveable"))
+    assert made(trace.report()) == saved_types(whole, trainer, *batch)
+    assert agree(trace.function("dots_saveable")(*batch), mapped(*batch))
+
+
 @dataclass(eq=False)
 class Held:
     """As equinox holds arguments: in attributes, which functools.wraps and jax.jit copy to what they make of it."""

@@ -372,8 +372,22 @@ ERRORS = {
     "raising policy": (lambda: _dots().report(lambda *a, **k: 1 / 0), "raised ZeroDivisionError when asked about"),
     "nonsense policy": (lambda: _dots().report(lambda *a, **k: "yes"), "returned 'yes' for dot_general"),
     "own factory": (lambda: _dots().report(lambda *a, **k: print), "it is a factory, so call it and pass its result"),
+    "no hash": (lambda: rm.trace(jax.jit(_Layer(jnp.ones((3, 3)))), f32(3)), "holds arrays and has no hash ('_Layer')"),
+    "no hash, static": (
+        lambda: rm.trace(jax.jit(_Layer.__call__, static_argnums=0), _Layer(jnp.ones((3, 3))), f32(3)),
+        "pass it as an argument that is not static",
+    ),
+    "no hash, inside": (lambda: rm.trace(lambda x: jax.checkpoint(_Layer(x))(x), f32(3)), "or the like called from "),
     "not a policy": (lambda: _sin().report(3), "not int: 3"),
 }
+
+
+@dataclasses.dataclass
+class _Layer:
+    w: jax.Array
+
+    def __call__(self, x):
+        return jnp.sin(self.w @ x).sum()
 
 
 def _impure(x):

@@ -38,6 +38,15 @@ def gradient_in(fun: Any) -> GradWrapper | None:
     return None
 
 
+def mapped_in(fun: Any) -> tuple[Any, Callable[..., Any]] | None:
+    """What this very object maps, if ``jax.vmap`` made it, and what maps another function in the same way."""
+    inner = _inside(fun)
+    if _code(inner) not in _codes().vmap:
+        return None
+    options = _closure(inner)
+    return options.pop("fun"), functools.partial(jax.vmap, **options)
+
+
 def is_checkpoint(fun: Any) -> bool:
     """Whether this very object is what ``jax.checkpoint`` returns."""
     return _code(_inside(fun)) in _codes().checkpoint
@@ -64,6 +73,12 @@ def is_jitted(fun: Any) -> bool:
     return isinstance(fun, type(_jitted())) and hasattr(fun, "__wrapped__")
 
 
+def is_jitted_plainly(fun: Any) -> bool:
+    """Whether this very object is what ``jax.jit`` returns that is told nothing but a function."""
+    own, plain = getattr(fun, "_jit_info", ()), getattr(_jitted(), "_jit_info", ())
+    return is_jitted(fun) and bool(own) and own[2:] == plain[2:]  # the first two are of the function
+
+
 def asks_shardings(fun: Any) -> bool:
     """Whether what ``jax.jit`` returned was told how arguments or results are spread (jax 0.10 to 0.12)."""
 
@@ -83,6 +98,7 @@ class _Codes(NamedTuple):
     value_and_grad: frozenset[types.CodeType]
     forward: frozenset[types.CodeType]
     checkpoint: frozenset[types.CodeType]
+    vmap: frozenset[types.CodeType]
 
 
 def _probe(x: Any) -> Any:
@@ -105,6 +121,7 @@ def _codes() -> _Codes:
         value_and_grad=codes(inside(jax.value_and_grad(_probe)), inside(jax.jacrev(_probe))),
         forward=codes(inside(jax.jacfwd(_probe))),
         checkpoint=codes(inside(jax.checkpoint(_probe))),
+        vmap=codes(inside(jax.vmap(_probe))),
     )
 
 

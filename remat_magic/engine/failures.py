@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ from remat_magic import _jax
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
+from remat_magic.user_files import is_user_file
 from remat_magic.wording import one_line, text_of
 
 COMPLEX = "reduce_precision does not accept dtype complex"
@@ -95,6 +97,12 @@ def _undifferentiable(function: str, error: Exception, text: str, closed: Any) -
             f"{function} changes a module of flax nnx that is not among its arguments, or is outside of a transform of "
             "JAX's: pass model, optimizer and rngs as arguments, and take nnx.grad, nnx.jit, nnx.scan and the like."
         )
+    _, unhashable, what = text.rpartition("unhashable type: ")
+    if unhashable and "Tracer" not in what and not _raised_by_user(error):
+        return (
+            f"{function} cannot be traced: jax.jit or the like{place} is given an object that holds arrays and has no "
+            f"hash ({one_line(what, 80)}): pass it as an argument that is not static, or take eqx.filter_jit."
+        )
     if "while_loop" in text and "Reverse-mode" in text:
         return (
             f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "
@@ -129,6 +137,12 @@ def _called_from(error: Exception, text: str, closed: Any) -> str:
     raised = spans.raised(error.__traceback__)
     found = found or ({raised.place} if raised is not None else set())
     return f" called from {found.pop()}" if len(found) == 1 else ""
+
+
+def _raised_by_user(error: Exception) -> bool:
+    """Whether the user's own code raised an error, and is no ``__hash__``, which JAX asks."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_name != "__hash__" and is_user_file(frame.f_code.co_filename)
 
 
 def _place(error: Exception) -> str:

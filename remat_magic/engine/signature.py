@@ -79,8 +79,22 @@ class Bound(NamedTuple):
 
 
 def unbound(fun: Callable[..., Any]) -> Bound:
-    """A function, and as arguments what a bound method, a model or a partial holds of it, where that has arrays."""
+    """A function, and as arguments what a bound method, a model or a partial holds of it, where that has arrays.
+
+    Also within what ``jax.vmap`` and equinox's transformations make of these.
+    """
     inner: Any = fun
+    if (made := libraries.wrapped_in(fun)) is not None:
+        wrapped, like = made
+        bound = unbound(wrapped)
+
+        @functools.wraps(bound.fun)
+        def given(*args: Any, **kwargs: Any) -> Any:
+            own = Bound(bound.fun, args[: len(bound.args)], {name: kwargs.pop(name) for name in bound.kwargs})
+            held, others = (bound.args, bound.kwargs), (own.args, own.kwargs)
+            return like(held, others, own.around(bound.fun, wrapped))(*args[len(own.args) :], **kwargs)
+
+        return bound._replace(fun=given) if bound.args or bound.kwargs else Bound(fun)
     args, kwargs, settled = (), dict[str, Any](), list[bool]()
     while True:
         if libraries.has_attributes(inner, "func", "args", "keywords"):  # equinox has a partial of its own
