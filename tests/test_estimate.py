@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic import _jax, devices, units
-from remat_magic.facts.buffers import DeviceMemory, Held
+from remat_magic import _jax, devices
+from remat_magic.facts.buffers import DeviceMemory, Held, memory_of
 from remat_magic.facts.memory import Schedule
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests import test_plan
-from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape, transformer
 
 TPU, GPU = "TPU v5e", "H100 SXM"
@@ -359,12 +357,13 @@ SCORES = 32 * 4 * 512 * 512 * 4
 
 
 def by_order(count, policy="dots_with_no_batch_dims_saveable", at="function", device=GPU):
-    """The estimated peak of so many layers, and the other one that is noted, if one is."""
+    """The estimated peak of so many layers, and what is held where all is recomputed first."""
     args = [{name: shape(256, 256) for name in "qkvo"}] * count, shape(32, 512, 256)
-    report = rm.trace(attention_layers, *args).report(policy, at, device=device)
-    notes = [note for note in report.remarks if note.kind == "peak-by-order"]
-    sizes = [units.parse_bytes(size) for size in re.findall(r"[\d.]+ [kMGT]?B", "".join(notes))]
-    return report.peak_bytes, *sizes[:1]
+    trace = rm.trace(attention_layers, *args)
+    schedule = trace.facts.under(policy, at).schedule(memory_of(devices.get(device)))
+    report = trace.report(policy, at, device=device)
+    assert schedule.highest_at_once() <= report.peak_high
+    return report.peak_bytes, schedule.highest_at_once()
 
 
 @pytest.mark.parametrize("device", [TPU, GPU])
@@ -380,10 +379,10 @@ def test_all_that_is_recomputed_may_be_held_at_once(device):
     ("policy", "at"),
     [("none", "function"), ("dots_with_no_batch_dims_saveable", "layer"), ("everything_saveable", "function")],
 )
-def test_no_other_peak_is_told_where_nothing_can_be_recomputed_first(policy, at):
+def test_the_order_decides_nothing_where_nothing_can_be_recomputed_first(policy, at):
     """Each layer's own checkpoint waits for that layer's cotangent, in whichever order."""
-    assert len(by_order(4, policy, at)) == 1
-    assert not rm.trace(attention_layers, [dict.fromkeys("qkvo", SQUARE)], shape(8, 64, 1024)).remarks()
+    peak, at_once = by_order(4, policy, at)
+    assert at_once < 1.3 * peak
 
 
 def run(fun, *args, normalizes=False):
@@ -621,20 +620,82 @@ def test_it_is_near_what_xla_needs(case, device):
     assert trace.report(policy, at, device=device).peak_bytes == pytest.approx(needed, rel=0.25)
 
 
-@pytest.mark.slow  # a TPU's compiler takes its time
+NODES, EDGES, MEMBERS = 20_000, 200_000, 8
+
+
+def edges(weights, x, send, receive):
+    """Edges that weigh the heads of the nodes that they come from."""
+    for w in weights:
+        h = (x @ w["w"]).reshape(NODES, 4, 32)
+        score = (h * w["a"]).sum(-1)
+        gate = jax.nn.sigmoid(score[send] - score[receive])
+        x = jnp.tanh(jax.ops.segment_sum(h[send] * gate[..., None], receive, NODES).reshape(NODES, 128))
+    return (x**2).mean()
+
+
+def random_field(w, moves, x):
+    """The forward algorithm over a sequence: a softmax is stacked at each step."""
+    emitted = x @ w
+
+    def step(a, e):
+        return jax.nn.logsumexp(a[:, :, None] + moves, 1) + e, None
+
+    return jax.nn.logsumexp(lax.scan(step, emitted[0], emitted[1:])[0], -1).mean()
+
+
+def members(params, x):
+    """An ensemble by vmap, each a scan over its layers."""
+
+    def member(p, x):
+        return (lax.scan(lambda x, p: (x + jax.nn.relu(x @ p["a"]) @ p["b"], None), x, p)[0] ** 2).mean()
+
+    return jax.vmap(member, (0, None))(params, x).sum()
+
+
+INDICES = shape(EDGES, dtype=I32), shape(EDGES, dtype=I32)
+IN_DOUBT = {
+    "edges": (edges, ([{"w": shape(128, 128), "a": shape(4, 32)}] * 2, shape(NODES, 128), *INDICES)),
+    "random field": (random_field, (shape(256, 48), shape(48, 48), shape(128, 256, 256))),
+    "members": (members, ({"a": shape(MEMBERS, 6, 64, 256), "b": shape(MEMBERS, 6, 256, 64)}, shape(2048, 64))),
+    "attention": (attention_layers, ([{name: shape(256, 256) for name in "qkvo"}] * 3, shape(32, 512, 256))),
+}
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_what_is_taken_and_put_by_index_is_in_memory_as_the_device_needs_it(device):
+    """A GPU's kernels take and put it; a TPU puts rows of 32 padded to 128, in a copy."""
+    fun, args = IN_DOUBT["edges"]
+    sizes = [value.nbytes for value in rm.trace(fun, *args).timeline("none", device=device).alive]
+    taken = EDGES * 4 * 32 * 4
+    assert max(sizes) < taken if device == GPU else max(sizes) >= 4 * taken
+
+
+@pytest.mark.parametrize("device", [None, TPU, GPU])
+@pytest.mark.parametrize("case", IN_DOUBT)
+def test_the_estimate_is_in_its_range_wherever_it_is_told(case, device):
+    """Without a device it is no word on XLA, and has none."""
+    fun, args = IN_DOUBT[case]
+    trace = rm.trace(fun, *args)
+    report, timeline = trace.report("none", device=device), trace.timeline("none", device=device)
+    row = trace.compare(["none"], device=device)[0] if device else report
+    ranges = {(told.peak_low, told.peak_bytes, told.peak_high) for told in (report, timeline, row)}
+    ((low, peak, high),) = ranges
+    assert low < peak < high if device else low == peak == high
+
+
+def test_of_what_a_loop_stacks_there_may_be_a_second_copy():
+    fun, args = IN_DOUBT["random field"]
+    report = rm.trace(fun, *args).report("none", device=GPU)
+    assert report.peak_high - report.peak_bytes > max(row.nbytes for row in report.residuals)
+
+
 @pytest.mark.compilers
 @pytest.mark.usefixtures("cache")
-def test_xla_for_a_tpu_recomputes_attention_at_once():
-    """What it needs of a vision transformer is the other peak that is noted, and not the estimate.
-
-    Layers as small as these JAX 0.10's compiler puts off in part: it needs three quarters of that peak. Of 196 tokens
-    it needs over nine tenths, as JAX 0.12's does of either, but compiles three times as long.
-    """
-    fun, args = other_models.vision(layers=2, tokens=128)
+@pytest.mark.parametrize("device", [TPU, GPU])
+@pytest.mark.parametrize("policy", ["none", "dots_with_no_batch_dims_saveable"])
+@pytest.mark.parametrize("case", IN_DOUBT)
+def test_what_xla_needs_is_in_the_range(case, policy, device):
+    fun, args = IN_DOUBT[case]
     trace = rm.trace(fun, *args)
-    report = trace.report("dots_with_no_batch_dims_saveable", "function", device=TPU)
-    needed = compiled(trace, report.policy, report.at, device=TPU).needed_bytes
-    at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.remarks[0])[0])
-    assert 1.15 * report.peak_bytes < needed < at_once
-    if jax.__version_info__ >= (0, 12):
-        assert at_once == pytest.approx(needed, rel=0.1)
+    report = trace.report(policy, "function", device=device)
+    assert report.peak_low <= compiled(trace, policy, "function", device=device).needed_bytes <= report.peak_high

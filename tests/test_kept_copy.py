@@ -166,7 +166,7 @@ def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(screen, 
             assert not re.search(rf"(?<![\d.]){re.escape(fmt.nbytes(here.peak_bytes))} (?:by|of)", text), where
         look_ahead(widget)
         kept = screen.shown[-1][0]
-        assert f"peak of {told}" in kept
+        assert f"peak of {fmt.about(there.peak_bytes, there.peak_low, there.peak_high)}" in kept
         assert f"peak of {fmt.nbytes(here.peak_bytes)}" not in kept
         assert f", with peaks as on {device}; run" in kept
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from remat_magic import devices, units
-from tests.benchmarks import estimates, traffic
+from remat_magic.facts import ranges
+from tests.benchmarks import estimates, programs, traffic
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -172,20 +173,22 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
 
 
 def test_the_table_of_estimates_is_what_its_command_writes():
-    own, other = next(iter(estimates.MODELS)), next(iter(estimates.OTHERS))
-    found = [(own, True, 1.5), (own, True, 0.9), (own, True, 1.02), (other, False, 0.8)]
-    made = estimates.table({"A": [estimates.Estimated(*each) for each in found]})
+    own, other = next(iter(programs.TUNING)), next(iter(programs.HELD_OUT))
+    doubt = ranges.Doubt(0, 0, "GPU", "layers")
+    found = [(own, True, 150, 120, 180, 100), (own, True, 90, 70, 140, 100), (own, True, 102, 51, 204, 100)]
+    found += [(other, False, 80, 80, 96, 100)]
+    made = estimates.table({"A": [estimates.Estimated(*each, doubt) for each in found]})
     head, line, *rows = made.splitlines()
     assert rows == [
-        "| A | made on | with a checkpoint | 3 | 10% | -10% | +50% |",
-        "| A | others | without | 1 | 20% | -20% | -20% |",
+        "| A | made on | with a checkpoint | 3 | 10% | -10% | +50% | 67% | 2.0 | 4.0 |",
+        "| A | held out | without | 1 | 20% | -20% | -20% | 0% | 1.2 | 1.2 |",
     ]
     written = README.split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
     assert written.startswith(f"{head}\n{line}\n| ")
 
 
 def test_the_table_of_bytes_is_what_its_command_writes():
-    own = next(iter(estimates.MODELS))
+    own = next(iter(programs.TUNING))
     choices = [(1.0, 0.5), (1.0, 1.5), (0.9, 0.7)]
     found = [traffic.Counted(own, True, *figures) for figures in choices]
     head, line, *rows = traffic.table({"A": found}).splitlines()

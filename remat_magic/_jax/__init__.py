@@ -103,6 +103,7 @@ from remat_magic._jax.primitives import (
     printing,
     rearranges,
     replace_scan,
+    rows_put,
     same_params,
     scan_body,
     scan_length,

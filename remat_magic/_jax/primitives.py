@@ -96,6 +96,9 @@ FUSIBLE = ELEMENTWISE | FEW_TERMS | BROADCASTS | _REARRANGES | names("real imag 
 SCATTERS = names("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
 """An operand in which some elements are replaced by, or combined with, those of another."""
 
+INDEXED = SCATTERS | {"gather"}
+"""What takes elements by their indices, or puts them there."""
+
 WRITES_OVER_ANY = ELEMENTWISE | FEW_TERMS | CUMULATIVE
 """These may write their result over any operand that nobody reads afterwards."""
 
@@ -278,6 +281,15 @@ def is_one_hot(eqn: Any) -> bool:
     indexed = len(dims.scatter_dims_to_operand_dims)
     one_each = not dims.update_window_dims and math.prod(rows) == updates.size
     return bool(rows) and one_each and len(rows) + indexed == operand.ndim
+
+
+def rows_put(eqn: Any) -> Any:
+    """The operand whose rows, one after another, an equation puts where indices say; None for what does not."""
+    if eqn.primitive.name not in SCATTERS:
+        return None
+    updates = eqn.invars[2]
+    windows, ndim = eqn.params["dimension_numbers"].update_window_dims, updates.aval.ndim
+    return updates if windows and windows == (*range(max(1, ndim - len(windows)), ndim),) else None
 
 
 def is_broadcast(eqn: Any) -> bool:

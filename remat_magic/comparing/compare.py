@@ -111,6 +111,8 @@ def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
         recomputed_flops=report.recomputed_flops,
         repeated_communicated_bytes=report.repeated_communicated_bytes,
         peak_bytes=report.peak_bytes,
+        peak_low=report.peak_low,
+        peak_high=report.peak_high,
         times=None if device is None else times(report, device),
         offloading=offloading(report, device),
         complete=all(kernel.known for kernel in (*report.forward_kernels, *report.backward_kernels)),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MATMULS, REDUCTIONS, TRANSPOSE
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MATMULS, REDUCTIONS, TRANSPOSE
 from remat_magic.facts.buffers import (
     Buffers,
     Held,
@@ -106,7 +106,8 @@ def made_again(
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
     alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
     for step in steps:
-        for number in step.makes if _name(step) in FUSIBLE and len(step.makes) == 1 else ():
+        fusible = _name(step) in FUSIBLE or (not matmuls and _name(step) == "gather")
+        for number in step.makes if fusible and len(step.makes) == 1 else ():
             reads = [read for read in step.reads if sizes[read] or read in made_of]  # no literals, so that equals meet
             operands = frozenset[int]().union(*(made_of.get(read, {read}) for read in reads))
             if number not in in_memory and len(operands) <= _MOST:
@@ -182,7 +183,7 @@ def _nearest(
 
 def _fuses(step: ScheduledStep, *, matmuls: bool) -> bool:
     name = _name(step)
-    return name in FUSIBLE or name in REDUCTIONS or (matmuls and name in MATMULS)
+    return name in FUSIBLE or name in REDUCTIONS or name in (MATMULS if matmuls else INDEXED)
 
 
 def _name(step: ScheduledStep) -> str:
@@ -277,13 +278,20 @@ def arranged(
     if on.matmuls:
         in_memory = buffers.lasting | buffers.written | buffers.saved | buffers.gradients
         _read_instead(steps, fused_again(steps, changed, in_memory, buffers.sizes), buffers)
-    order = put_off(steps, buffers.kept | buffers.gradients) if on.delays else steps
-    order = brought_forward(order, buffers.lasting, buffers.sizes)
-    if on.puts_off:
-        order = results_put_off(order, buffers.lasting, buffers.sizes)
+    order = in_order(steps, buffers)
     if on.reserves:
         _place_results(order, buffers)
     return order
+
+
+def in_order(steps: list[ScheduledStep], buffers: Buffers, *, at_once: bool = False) -> list[ScheduledStep]:
+    """The steps in the order in which XLA runs them; what is recomputed when it is due, or ``at_once`` before all else.
+
+    JAX writes it so, and XLA for TPUs runs some programs so.
+    """
+    order = steps if at_once else put_off(steps, buffers.kept | buffers.gradients)
+    order = brought_forward(order, buffers.lasting, buffers.sizes)
+    return results_put_off(order, buffers.lasting, buffers.sizes) if buffers.on.puts_off else order
 
 
 def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> set[int]:

@@ -29,8 +29,6 @@ class DeviceMemory:
             anyway, or of less, is not held: see ``kernels.unheld`` and ``arrangement.made_again``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
-        delays: what a checkpoint recomputes runs when a gradient that needs it is due: see ``put_off``. Else
-            all of it runs before the first gradient, as JAX writes it.
         puts_off: what only results need runs when nothing that takes less can: see ``results_put_off``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
@@ -50,7 +48,6 @@ class DeviceMemory:
     shares: bool = False
     fuses: bool = False
     matmuls: bool = False
-    delays: bool = True
     puts_off: bool = False
     views: bool = False
     normalizes: bool = False
@@ -62,6 +59,14 @@ class DeviceMemory:
         if _jax.memory_space(aval):
             return 0
         return _jax.tiled_nbytes(aval, lanes) if self.tiled else _jax.nbytes(aval)
+
+    def by_rows(self, aval: Any) -> int:
+        """The bytes of a copy whose last dimension is the last of its tiles; none where it lies so anyway.
+
+        A TPU takes what it puts by index row by row, and a row of 32 numbers is padded to 128.
+        """
+        rows = self.nbytes(aval, (len(_jax.local_shape(aval)) - 1,)) if len(_jax.local_shape(aval)) > 1 else 0
+        return rows if rows > self.nbytes(aval) else 0
 
     @property
     def inside(self) -> DeviceMemory:

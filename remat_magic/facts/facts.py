@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from remat_magic import _jax, units
+from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
@@ -26,8 +26,6 @@ from remat_magic.records import (
     StepMemory,
     Timeline,
 )
-
-_FAR = 0.3  # of a peak: more than estimates are off as a rule (README.md, "Limits")
 
 
 class Traced(Protocol):
@@ -145,7 +143,6 @@ class Variant:
         self.facts, self.selection, self._asked = facts, selection, asked
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
-        self._at_once: dict[DeviceMemory, int] = {}  # peaks where all is recomputed first
 
     def of(self, engine: Engine) -> Variant:
         """Another function, much like this one, under the same choice."""
@@ -193,7 +190,7 @@ class Variant:
             return self._as_selected(first, first.report(memory))
         report = next(iter(self._reports.values()), None)
         if report is not None:
-            return report if report.peak_bytes is None else reports.with_peak(report, self._schedule(memory))
+            return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         half, provenances = self.retrace.forward, self.engine.primal.provenances
         try:
             backward = self.retrace.backward
@@ -201,7 +198,7 @@ class Variant:
             if is_passing(error):
                 raise
             return reports.without_backward(self.preview, half, provenances, str(error))
-        schedule = None if self.engine.step is None else self._schedule(memory)
+        schedule = None if self.engine.step is None else self.schedule(memory)
         report = reports.full(self.preview, half, backward, provenances, memory, schedule)
         self.facts.keep_first(self)
         return report
@@ -211,23 +208,6 @@ class Variant:
         own, told = self._blank, len(other._blank.notes)
         same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
         return replace(report, **same, notes=(*own.notes, *report.notes[told:]))
-
-    def by_order(self, memory: DeviceMemory) -> str:
-        """What the peak comes to where the device's compiler recomputes everything first, if that is far more."""
-        with self.lock:
-            peak = self.report(memory).peak_bytes
-            if peak is None or not memory.fuses:
-                return ""
-            if memory not in self._at_once:
-                self._at_once[memory] = self._schedule(replace(memory, delays=False)).highest()[0]
-            at_once = self._at_once[memory]
-        if at_once <= (1 + _FAR) * peak:
-            return ""
-        return (
-            f"The peak may be {units.nbytes(at_once)} instead of {units.nbytes(peak)}: the estimate takes it that XLA "
-            "recomputes each value when its gradient is due, and XLA may recompute all of them before the first "
-            "gradient. Measure tells."
-        )
 
     @kept
     def saved_bytes(self) -> int:
@@ -260,13 +240,13 @@ class Variant:
             programs = reports.Programs()
             programs.add_halves(retrace.forward, retrace.backward, primal.provenances, primal.arguments)
             if step is None:
-                schedule = self._schedule(memory_of(device))
+                schedule = self.schedule(memory_of(device))
                 return reports.over_time(self._blank, schedule, programs, primal.arguments)
             for both in retrace.halves_in_step.values():
                 programs.add_halves(*both)
             given = step.given
             programs.add(step.closed, given.provenances, given.arguments)
-            schedule = self._schedule(memory_of(device))
+            schedule = self.schedule(memory_of(device))
             return reports.over_time(self._blank, schedule, programs, given.arguments, given.name)
 
     def step(self, device: Device | None = None) -> StepMemory | None:
@@ -278,7 +258,8 @@ class Variant:
         step = self.engine.step
         return None if step is None else StepMemory(step.given.name, self.timeline(device))
 
-    def _schedule(self, memory: DeviceMemory) -> Schedule:
+    def schedule(self, memory: DeviceMemory) -> Schedule:
+        """What is held when, where values are held so."""
         retrace, step = self.retrace, self.engine.step
         if step is not None:
             return step_schedule(step, retrace.halves_in_step, memory)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic._jax.contractions import CONTRACTIONS
 from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MADE_ANEW, MATMULS, REDUCTIONS, SLICES
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLine, StraightLines
@@ -420,12 +420,12 @@ def unheld(
                 read_for[number] = reads
             elif (
                 fuses(line, matmuls=matmuls)
-                and line.operation.name not in _NOT_MADE_AGAIN
+                and line.operation.name not in (_NOT_MADE_AGAIN if matmuls else _NOT_MADE_AGAIN | SCATTERS)
                 and number not in in_memory
                 and end > last_other.get(number, -1)
             ):
                 kept_for_it = [read for read in reads if last[read] < end]
-                if sum([_jax.nbytes(flat.types[read]) for read in kept_for_it]) < _jax.nbytes(flat.types[number]):
+                if sum([_jax.nbytes(flat.types[read]) for read in kept_for_it]) <= _jax.nbytes(flat.types[number]):
                     last.update(dict.fromkeys(kept_for_it, end))
                     read_for[number] = reads
                     (again if number in last_other else never).add(number)
@@ -464,9 +464,11 @@ def fuses(line: Line, *, matmuls: bool = False) -> bool:
     """Whether an operation runs in one kernel with what makes its operands; ``matmuls``: these do so as well.
 
     So then does what puts one element into each row, as the gradient of a loss that takes one of each row's
-    probabilities: XLA for TPUs makes a comparison and a selection of it.
+    probabilities: XLA for TPUs makes a comparison and a selection of it. XLA for GPUs, where matmuls do not, takes
+    elements by index in the kernel that needs them, and puts them by index in the kernel that makes them.
     """
     name, eqn = line.operation.name, line.operation.eqn
     if line.operation.bodies:
         return False
-    return name in FUSIBLE or name in REDUCTIONS or (matmuls and (name in MATMULS or _jax.is_one_hot(eqn)))
+    more = name in MATMULS or _jax.is_one_hot(eqn) if matmuls else name in INDEXED
+    return name in FUSIBLE or name in REDUCTIONS or more

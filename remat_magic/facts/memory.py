@@ -35,7 +35,7 @@ from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.engine.differentiated import half_of
 from remat_magic.engine.steps import Halves, Step
-from remat_magic.facts.arrangement import arranged
+from remat_magic.facts.arrangement import arranged, in_order
 from remat_magic.facts.buffers import (
     NOTHING,
     PLAIN,
@@ -209,6 +209,8 @@ class Schedule(Buffers):
             self._around[id(eqn)] = lines, operation
             if operation.bodies and operation.bodies[0].kind != "loop":
                 inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
+            if self.on.tiled and (rows := _jax.rows_put(eqn)) is not None:
+                inside += self.on.by_rows(self.type_of(rows))
             needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
         return needs
 
@@ -279,9 +281,18 @@ class Schedule(Buffers):
 
     def highest(self) -> tuple[int, int]:
         """The most bytes that are held at once, and the position of the first step that holds them."""
-        totals = [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in self._sweep()]
+        totals = self._totals(self._ordered())
         most = max(totals)
         return most, totals.index(most)
+
+    def highest_at_once(self) -> int:
+        """The same where all that a checkpoint recomputes runs before the first gradient."""
+        self._ordered()  # which tells what is held
+        return max(self._totals(in_order(self.steps, self, at_once=True))) if self.checkpoints else 0
+
+    def _totals(self, steps: list[ScheduledStep]) -> list[int]:
+        swept = sweep(steps, self, self.saved_inside)
+        return [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in swept]
 
     def phase(self, at: int) -> Phase:
         """The phase of the step at a position of the sweep."""
@@ -307,6 +318,8 @@ class Schedule(Buffers):
     def held_inside(self, eqn: Any) -> list[Held]:
         """What the body of an equation that needs most holds at most; one sum where it is not all known."""
         lines, operation = self._around[id(eqn)]
+        if not operation.bodies:
+            return [Held(self._needs(lines, operation)[2], eqn=eqn)]
         body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
         schedule = self._inside(lines, eqn, body)
         held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)

@@ -15,6 +15,7 @@ from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Schedule, both_halves, live_lines
 from remat_magic.facts.program_text import live_program
+from remat_magic.facts.ranges import peak_range
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
@@ -165,7 +166,8 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
     """A report with the peak of a schedule, and what that is made of."""
     most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
-    for buffer in schedule.held(at):
+    held = schedule.held(at)
+    for buffer in held:
         kind = _kind(buffer, schedule.of_step)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
     notes = [note for note in report.notes if note.kind != "peak-in-update"]
@@ -175,7 +177,9 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
             "lowers it."
         )
         notes.append(Note("peak-in-update", text))
-    return replace(report, peak_bytes=most, peak_by_kind=tuple(sums.items()), notes=tuple(notes))
+    low, high = peak_range(most, held, schedule)
+    peak: dict[str, Any] = {"peak_bytes": most, "peak_low": low, "peak_high": high}
+    return replace(report, **peak, peak_by_kind=tuple(sums.items()), notes=tuple(notes))
 
 
 def _saved_in_vain(
@@ -337,6 +341,8 @@ def over_time(
         step: the name of the step.
     """
     moments, equations, held = schedule.over_time()
+    peak = max(range(len(moments)), key=lambda number: moments[number].bytes)
+    at_peak = [buffer for first, end, buffer in held if first <= peak < end]
 
     def value(buffer: Held) -> LiveValue:
         kind = _kind(buffer, schedule.of_step)
@@ -362,10 +368,11 @@ def over_time(
             replace(moment, primitive=_jax.primitive_name(eqn) if eqn is not None else "", source=programs.source(eqn))
             for moment, eqn in zip(moments, equations, strict=True)
         ),
-        max(range(len(moments)), key=lambda number: moments[number].bytes),
+        peak,
         tuple(Life(first, end, value(buffer)) for first, end, buffer in held if buffer.bytes and first < end),
         blank.label,
         step,
+        *peak_range(moments[peak].bytes, at_peak, schedule),
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from remat_magic.notebook.inspection import Inspection
     from remat_magic.notebook.line import Options
     from remat_magic.notebook.rebinding import Rebinding
+    from remat_magic.records import Report
     from remat_magic.widget import RematWidget
 
 
@@ -122,19 +123,19 @@ class Session:
         else:  # a notebook or a pipe, which tells no width
             print(text.plain(report), end="")  # noqa: T201
         if name:
-            print(printable(self._fits(inspection, report.peak_bytes, devices.get(name))))  # noqa: T201
+            print(printable(self._fits(inspection, report, devices.get(name))))  # noqa: T201
 
-    def _fits(self, inspection: Inspection, peak: int | None, device: devices.Device) -> str:
+    def _fits(self, inspection: Inspection, report: Report, device: devices.Device) -> str:
         """Whether it fits a device by its compiler, or by estimate and why no compiler says it."""
         from remat_magic.views.fits import estimate_text, fits_text
 
         usable = devices.usable_bytes(device)
         if not device.compiles_here:
-            return f"{estimate_text(device.name, peak, usable)} {device.why_not}"
+            return f"{estimate_text(device.name, report, usable)} {device.why_not}"
         try:
             measured = inspection.trace.measure(
                 inspection.policy, inspection.at, namespace=self.namespace, device=device
             )
         except RematError as error:  # the report stands all the same
-            return f"{estimate_text(device.name, peak, usable)} {error}"
+            return f"{estimate_text(device.name, report, usable)} {error}"
         return fits_text(measured, usable)

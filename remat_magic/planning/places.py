@@ -384,8 +384,7 @@ def no_gain(variant: Variant, device: devices.Device | None) -> str:
 def remarks(variant: Variant, device: devices.Device | None) -> tuple[Note, ...]:
     """``Trace.remarks``."""
     memory = memory_of(device)
-    by_order = Note("peak-by-order", variant.by_order(memory))
-    return (*filter(None, [by_order]), *remarks_on(variant.facts, variant.report(memory), memory))
+    return remarks_on(variant.facts, variant.report(memory), memory)
 
 
 def remarks_on(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory) -> tuple[Note, ...]:

@@ -19,7 +19,8 @@ class ComparisonRow(Labelled):
 
     ``same_as`` are the keys of policies that do just the same and have no row of their own, ``same_labels`` what
     people call them. ``peak_bytes`` and ``times`` are
-    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
+    estimates, and what XLA needs is to be expected between ``peak_low`` and ``peak_high``; the ``measured_*`` fields
+    are XLA's and the clock's, None where nothing was measured, and ``findings``
     are sentences on where the compiled program departs from the report. ``measured_fits`` tells of a device that is not
     here whether the compiled program fits in it, ``needed_bytes`` and ``available_bytes`` by what,
     ``measured_rematerialized`` how many instructions XLA computes again by itself.
@@ -44,6 +45,8 @@ class ComparisonRow(Labelled):
     deferred_flops: int | None = None
     recomputed_flops: int | None = None
     peak_bytes: int | None = None
+    peak_low: int | None = None
+    peak_high: int | None = None
     times: Times | None = None
     measured_bytes: int | None = None
     measured_temp_bytes: int | None = None

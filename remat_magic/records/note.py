@@ -27,7 +27,6 @@ NoteKind = Literal[
     "rule-repeats",
     "no-gain",
     "peak-no-lower",
-    "peak-by-order",
     "peak-in-update",
     "offload-kept",
     "checks-left-out",

@@ -24,8 +24,9 @@ class Report(Displayed, Labelled, Remarked):
     program and nothing recomputed. ``backward_error`` is a sentence where the function has a forward half but no
     backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
     ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
-    ``peak_by_kind`` has the bytes that are held at the estimated peak by their kind (``LiveValue.kind``), which add up
-    to ``peak_bytes``.
+    ``peak_low`` and ``peak_high`` are the range in which what XLA needs is to be expected, on the report's
+    device; of none both are ``peak_bytes``. ``peak_by_kind`` has the bytes that are held at the estimated peak by their
+    kind (``LiveValue.kind``), which add up to ``peak_bytes``.
     ``devices`` tells how many share the work. All bytes and FLOPs are of one of them; of all together where not
     ``per_device``, since XLA alone decides how intermediates are spread (automatic sharding).
     ``forward_communicated_bytes`` and ``backward_communicated_bytes`` are those of the results of collectives that one
@@ -49,6 +50,8 @@ class Report(Displayed, Labelled, Remarked):
     forward_flops: int | None = None
     backward_flops: int | None = None
     peak_bytes: int | None = None
+    peak_low: int | None = None
+    peak_high: int | None = None
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""

@@ -105,8 +105,8 @@ class Timeline(Displayed, Labelled):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
     ``peak`` is the index of the moment that holds most; ``lives`` is all that is held at any, and adds up to the bytes
-    of each. ``step`` is the name of the training step that it is of, from its first equation to its last; empty where
-    it is of a gradient alone.
+    of each. What XLA needs is to be expected between ``peak_low`` and ``peak_high``. ``step`` is the name of the
+    training step that it is of, from its first equation to its last; empty where it is of a gradient alone.
     """
 
     policy: str
@@ -117,6 +117,8 @@ class Timeline(Displayed, Labelled):
     lives: tuple[Life, ...]
     label: str = ""
     step: str = ""
+    peak_low: int = 0
+    peak_high: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -156,6 +158,16 @@ class StepMemory:
     def peak_bytes(self) -> int:
         """The most that is held at once."""
         return self.timeline.peak_bytes
+
+    @property
+    def peak_low(self) -> int:
+        """What XLA needs for it at the least, by what was measured of other programs."""
+        return self.timeline.peak_low
+
+    @property
+    def peak_high(self) -> int:
+        """What XLA needs for it at most, by what was measured of other programs."""
+        return self.timeline.peak_high
 
     @property
     def parameter_bytes(self) -> int:

@@ -33,7 +33,9 @@ def _peak(row: ComparisonRow) -> str:
         return f"{fmt.nbytes(row.needed_bytes)} compiled"
     if row.peak_bytes is None:
         return "unknown"
-    return f"{fmt.nbytes(row.peak_bytes)}{' estimated' if row.ranked_by == 'compiled' else ''}"
+    return (
+        f"{fmt.about(row.peak_bytes, row.peak_low, row.peak_high)}{' estimated' if row.ranked_by == 'compiled' else ''}"
+    )
 
 
 def _repeated(row: ComparisonRow) -> str:

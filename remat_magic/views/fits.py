@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_magic.records import Measurement
+from remat_magic.records import Measurement, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 
@@ -40,11 +40,16 @@ def fits_text(measured: Measurement, usable_bytes: int | None) -> str:
     return measured.error if answer is None else f"{answer.verdict}: {answer.needs} {answer.how}"
 
 
-def estimate_text(device: str, peak: int | None, usable_bytes: int | None) -> str:
-    """Whether a peak fits a device by estimate, where its compiler does not say; empty where either is not known."""
-    if peak is None or usable_bytes is None:
+def estimate_text(device: str, report: Report, usable_bytes: int | None) -> str:
+    """Whether a peak fits a device, where its compiler does not say; empty where either is not known.
+
+    That is said only where it is so of the whole range of the estimate.
+    """
+    peak, low, high = report.peak_bytes, report.peak_low, report.peak_high
+    if peak is None or low is None or high is None or usable_bytes is None:
         return ""
-    return f"By estimate {'fits' if peak <= usable_bytes else 'does not fit'} {device}: {_of(peak, usable_bytes)}."
+    verdict = "fits" if high <= usable_bytes else "does not fit" if low > usable_bytes else "may fit"
+    return f"By estimate {verdict} {device}: {fmt.about(peak, low, high)} of {fmt.nbytes(usable_bytes)}."
 
 
 def _of(needed: int, available: int | None, each: str = "") -> str:

@@ -8,7 +8,19 @@ from remat_magic.records import SourceSpan
 from remat_magic.units import flops, nbytes, percent, seconds
 from remat_magic.wording import printable
 
-__all__ = ["count", "escape", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
+__all__ = [
+    "about",
+    "between",
+    "count",
+    "escape",
+    "exact",
+    "flops",
+    "location",
+    "nbytes",
+    "percent",
+    "seconds",
+    "signed",
+]
 
 
 def escape(text: str) -> str:
@@ -22,6 +34,21 @@ def escape(text: str) -> str:
 def exact(number: int, unit: str) -> str:
     """The whole number with its unit, for hovers: ``12,582,912 bytes``."""
     return f"{number:,} {unit}"
+
+
+def about(peak: int, low: int | None, high: int | None) -> str:
+    """An estimate with its range: ``about 21 GB (18 to 25)``; without the one where it has none."""
+    if low is None or high is None or low == high:
+        return nbytes(peak)
+    unit = nbytes(peak).split()[1]
+    return f"about {nbytes(peak)} ({between(low, high).removesuffix(f' {unit}')})"
+
+
+def between(low: int, high: int) -> str:
+    """A range: ``18 to 25 GB``."""
+    least, most = nbytes(low), nbytes(high)
+    unit = most.split()[1]
+    return f"{least.removesuffix(f' {unit}')} to {most}"
 
 
 def signed(text: str, number: float) -> str:

@@ -44,15 +44,23 @@ def peak_bar_html(report: Report, of_memory: tuple[str, int] | None = None) -> s
         of = f" of {saved}" if role == "saved" and size != saved else ""
         exact = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
         items.append(f'<li title="{exact}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
-    caption = f"Alive at the estimated peak of {fmt.nbytes(peak)}"
+    low, high = report.peak_low or peak, report.peak_high or peak
+    caption = f"Alive at the estimated peak of {fmt.about(peak, low, high)}"
     width, mark = "", ""
+    # As wide as the doubt, over the end of what is held.
+    soft = f'<i class="remat-doubt" style="width:{100 * (high - low) / peak:.2f}%;left:{100 * low / peak:.2f}%"></i>'
+    soft = soft if low < high else ""
     if of_memory:
         name, memory = of_memory
         width, mark, words_left = _left(peak, memory)
+        words_left = f"about {words_left}" if low < high else words_left
+        if low <= memory < high:
+            words_left = f"may fit: {fmt.between(low, high)} of"
         items.append(f"<li>{words_left} {escape(name)}, {fmt.nbytes(memory)}</li>")
     return (
         f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'
-        f'<div class="remat-held" data-value="{peak}"{width}>{"".join(bars)}</div>{mark}</div>'
+        f'<div class="remat-held" data-value="{peak}" data-low="{low}" data-high="{high}"{width}>{"".join(bars)}{soft}'
+        f"</div>{mark}</div>"
         f'<ul class="remat-roles remat-brief" aria-label="{caption}">'
         f'<li class="remat-label" aria-hidden="true">{caption}:</li>'
         f"{''.join(items)}</ul></div>"

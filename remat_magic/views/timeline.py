@@ -167,8 +167,12 @@ def _phase_labels(frame: Frame, phases: Sequence[tuple[str, int, int]]) -> str:
     return "".join(parts)
 
 
+def _about(timeline: Timeline) -> str:
+    return fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
+
+
 def _peak_words(timeline: Timeline) -> str:
-    return f"Peak {fmt.nbytes(timeline.peak_bytes)}, {runs(timeline.moments[timeline.peak])}"
+    return f"Peak {_about(timeline)}, {runs(timeline.moments[timeline.peak])}"
 
 
 def _peak(frame: Frame, timeline: Timeline) -> str:
@@ -279,7 +283,7 @@ def timeline_html(
         for head, kind in (("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"))
     )
     of_step = f" of {timeline.step}" if timeline.step else ""
-    caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
+    caption = f"Held at the peak{of_step}, {_about(timeline)} by estimate{_sums(timeline)}"
     by_xla = compiled.timeline if compiled is not None else None
     svg = timeline_svg(timeline, compiled)
     by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""

@@ -51,8 +51,8 @@ def totals(report: Report) -> list[Total]:
         headline.append(_communication(report))
     if report.peak_bytes is not None:
         exact = fmt.exact(report.peak_bytes, "bytes")
-        peak = report.peak_bytes
-        headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, peak))
+        about = fmt.about(report.peak_bytes, report.peak_low, report.peak_high)
+        headline.append(Total("peak", "peak", about, "estimated", exact, report.peak_bytes))
     return headline
 
 

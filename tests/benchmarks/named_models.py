@@ -63,39 +63,3 @@ def transformer(
 
     params = weights(blocks) if scanned else [weights() for _ in range(blocks)]
     return loss, (params, shape(batch, length, width))
-
-
-def resnet(
-    stages: int = 3, depth: int = 2, width: int = 16, size: int = 32, batch: int = 8
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A loss and its arguments: stages of residual blocks, each a checkpoint site; size halves as width doubles."""
-
-    def convolve(x: Any, w: Any, stride: int = 1) -> Any:
-        return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    def normalise(x: Any, scale: Any) -> Any:
-        mean = x.mean((0, 1, 2))
-        return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean((0, 1, 2)) + 1e-5) * scale
-
-    @jax.checkpoint
-    def block(p: Any, x: Any) -> Any:
-        h = checkpoint_name(convolve(x, p["w1"]), "conv1")
-        h = jax.nn.relu(normalise(h, p["scale1"]))
-        h = checkpoint_name(convolve(h, p["w2"]), "conv2")
-        return jax.nn.relu(x + normalise(h, p["scale2"]))
-
-    def loss(params: Any, images: Any) -> Any:
-        x = images
-        for stage in params:
-            x = convolve(x, stage["enter"], 1 if x.shape[-1] == 3 else 2)
-            for p in stage["blocks"]:
-                x = block(p, x)
-        return (x.mean((1, 2)) ** 2).sum()
-
-    params, before = [], 3
-    for stage in range(stages):
-        c = width * 2**stage
-        block_shapes = {"w1": shape(3, 3, c, c), "w2": shape(3, 3, c, c), "scale1": shape(c), "scale2": shape(c)}
-        params.append({"enter": shape(3, 3, before, c), "blocks": [block_shapes] * depth})
-        before = c
-    return loss, (params, shape(batch, size, size, 3))

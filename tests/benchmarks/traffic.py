@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import remat_magic as rm
 from tests.benchmarks import estimates
+from tests.benchmarks.programs import PROGRAMS
 
 MARKS = ("<!-- traffic: begin -->\n", "<!-- traffic: end -->\n")
 
@@ -20,17 +21,17 @@ MARKS = ("<!-- traffic: begin -->\n", "<!-- traffic: end -->\n")
 class Counted(NamedTuple):
     """What a choice comes to, as reckoned and in parts of what XLA counts."""
 
-    model: str
+    program: str
     checkpointed: bool
     flops: float
     bytes: float
 
 
 def counted(names: Iterable[str], device: str, seconds: float) -> list[Counted]:
-    """Of every place and policy that is tried of some models; printed on the way."""
+    """Of the choices of some programs; printed on the way."""
     found: list[Counted] = []
     for name in names:
-        fun, args = (estimates.MODELS | estimates.OTHERS)[name]()
+        fun, args = PROGRAMS[name]()
         trace = rm.trace(fun, *args)
         for row, measured in estimates.compiled(trace, device, seconds):
             if not measured.flops or not measured.bytes_accessed:
@@ -55,8 +56,8 @@ def table(by_device: dict[str, list[Counted]]) -> str:
 
     head = "| compiled for | models | | choices | FLOPs | bytes | lowest | highest |\n"
     head += "|---|---|---|---:|---:|---:|---:|---:|\n"
-    return head + estimates.rows_of(by_device, {"made on": estimates.MODELS, "others": estimates.OTHERS}, figures)
+    return head + estimates.rows_of(by_device, figures)
 
 
 if __name__ == "__main__":
-    estimates.run(__doc__, counted, table, [*estimates.MODELS, *estimates.OTHERS], MARKS)
+    estimates.run(__doc__, counted, table, ("TPU v5e",), MARKS)

@@ -122,14 +122,10 @@ class Compare(Panel):
                 return {"html": self._gradients(request)}
 
     def _noted(self, request: Request) -> Report:
-        """The report as on the device, with its remarks; what its compiler has said needs none on another order."""
+        """The report as on the device, with its remarks."""
         trace, device = self._live.trace, request.text("device")
         report = trace.report(*self._arguments(request), device=device)
-        remarks = trace.remarks(*self._arguments(request), device=device)
-        with self._lock:
-            measured = self._measured.get((report.policy, report.at, device))
-        is_known = measured is not None and measured.needed_bytes is not None
-        return report.noted(note for note in remarks if not (is_known and note.kind == "peak-by-order"))
+        return report.noted(trace.remarks(*self._arguments(request), device=device))
 
     def _compared(self, request: Request) -> str:
         comparison = self._comparison(request, self._besides(request))
@@ -284,8 +280,6 @@ class Compare(Panel):
             self._measured[full.policy, full.at, device.name] = full
         self._live.add_compiled(full)
         self._show_measured(device.name)
-        if any(note.kind == "peak-by-order" for note in live.trace.remarks(policy, at, namespace, device=device)):
-            self._work(Request({**request.content, "type": "peak"}))  # which said what might be
         return {"html": fits_html(full, devices.usable_bytes(device))}
 
     def _send_progress(self, now: Progress, job: str, device: str) -> None:

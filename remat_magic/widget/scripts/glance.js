@@ -49,7 +49,7 @@ export function firstScreen(widget) {
 
   /** Tells the style sheet which is the largest, for where there is no room for all. */
   function rank() {
-    const [pieces, items] = [".remat-held > i", ".remat-roles > li:not(.remat-label)"].map((found) => [...bar.querySelectorAll(found)]);
+    const [pieces, items] = [".remat-held > .remat-role", ".remat-roles > li:not(.remat-label)"].map((found) => [...bar.querySelectorAll(found)]);
     const widths = pieces.map((piece) => parseFloat(piece.style.width));
     items.forEach((item, index) => {
       item.style.setProperty("--rank", String(widths.filter((width) => width > widths[index]).length));
@@ -65,16 +65,22 @@ export function firstScreen(widget) {
     const memory = sizes[device()];
     if (!memory) return;
     const left = memory - Number(held.dataset.value);
+    const [low, high] = [Number(held.dataset.low), Number(held.dataset.high)];
+    const about = low < high ? "about " : "";
     const [mark, said] = [document.createElement("i"), document.createElement("li")];
     mark.className = `remat-of-device ${left < 0 ? "remat-limit" : "remat-role remat-role-left"}`;
     said.className = `remat-of-device ${left < 0 ? "remat-too-much" : ""}`;
     said.title = `Of the memory of ${device()} a program can have ${memory.toLocaleString("en-US")} bytes`;
     if (left < 0) {
       mark.style.left = `${(100 * memory) / (memory - left)}%`;
-      said.textContent = `${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}, by estimate`;
+      said.textContent = `${about}${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}, by estimate`;
     } else {
       held.style.width = `${100 - (100 * left) / memory}%`;
-      said.textContent = `${quantity(left, "bytes")} left of ${device()}, ${quantity(memory, "bytes")}`;
+      said.textContent = `${about}${quantity(left, "bytes")} left of ${device()}, ${quantity(memory, "bytes")}`;
+    }
+    if (low <= memory && memory < high) {
+      said.classList.remove("remat-too-much");
+      said.textContent = `may fit: ${quantity(low, "bytes")} to ${quantity(high, "bytes")} of ${device()}, ${quantity(memory, "bytes")}`;
     }
     held.parentElement.append(mark);
     bar.querySelector(".remat-roles").append(said);
