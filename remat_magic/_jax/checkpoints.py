@@ -123,11 +123,17 @@ def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:
 
 
 def checkpoint_name_of(eqn: Any) -> str | None:
-    """The name that an equation gives to its operand, or None."""
-    if eqn.primitive.name == "name":
-        return eqn.params["name"]
+    """The name that an equation gives to its operand, or None.
+
+    Raises:
+        RematError: it is no string, which JAX takes as well.
+    """
     prim = high(eqn)
-    return prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
+    name = prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
+    name = eqn.params["name"] if eqn.primitive.name == "name" else name
+    if name is not None and not isinstance(name, str):
+        raise RematError(f"checkpoint_name takes a string, not {type(name).__name__}: {name!r}.")
+    return name
 
 
 def policy_says_of_name(policy: Callable[..., Any], aval: Any, name: str) -> Any:

@@ -33,6 +33,7 @@ class Logits:
         turns: how often the product runs in the loops around it; 2 where that is not known.
         source: the line that takes the softmax.
         sources: those of all operations on values of that size.
+        operands: the bytes of what the product is of.
     """
 
     type: str
@@ -41,6 +42,7 @@ class Logits:
     turns: int
     source: SourceSpan | None
     sources: frozenset[SourceSpan]
+    operands: int
 
     def saved(self, rows: Iterable[Residual]) -> int:
         """The bytes of residuals that are values of the logits' size, of the same lines."""
@@ -56,15 +58,19 @@ class Logits:
         return sum(value.nbytes for value in inner if self._is_mine(value.type, (value.source,)))
 
     def spared(self, timeline: Timeline, parts: int) -> int:
-        """The bytes by which the peak falls where one of so many parts of such values is held at a time."""
+        """The bytes by which the peak falls where one of so many parts of such values is held at a time.
+
+        A loop over the parts holds the sums of the gradients of what the product is of besides those of one part.
+        """
         changes = [0] * (len(timeline.moments) + 1)
         for life in timeline.lives:
             if size := self.alive([life.value]):
                 changes[life.first] += size
                 changes[life.end] -= size
-        held = itertools.accumulate(changes)
+        held, sums = itertools.accumulate(changes), self.operands if self.turns == 1 else 0
         after = max(
-            moment.bytes - mine * (parts - 1) // parts for moment, mine in zip(timeline.moments, held, strict=False)
+            moment.bytes - mine * (parts - 1) // parts + (sums if mine else 0)
+            for moment, mine in zip(timeline.moments, held, strict=False)
         )
         return timeline.peak_bytes - after
 
@@ -109,6 +115,7 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
                     inner.nesting[1] or 2,
                     sources.get(id(exponential)),
                     frozenset({*sources.values(), *calls}),
+                    sum(_jax.nbytes(atom.aval) for atom in eqn.invars),
                 ),
             )
 

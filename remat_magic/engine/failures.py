@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -44,7 +45,8 @@ def differentiating(function: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = text_of(error)
-        if COMPLEX in text or _undifferentiable(function, error, text, None):
+        # A failed assertion without a text may be the user's own.
+        if COMPLEX in text or (text and _undifferentiable(function, error, text, None)):
             raise RematError(_sentence(function, "its own policies", error, {})) from error
         raise
 
@@ -75,51 +77,44 @@ def _sentence(function: str, policy: str, error: Exception, written: Mapping[str
     return _undifferentiable(function, error, text, closed) or sentence
 
 
-# What JAX says of an operation that it cannot differentiate: of a kernel of Pallas it says that linearization failed.
-_WITHOUT_RULE = (
-    "ifferentiation rule",
-    "ranspose rule",
-    "jvp_method",
-    "VP defined",
-    "VP not implemented",
-    "Linearization failed",
-    "cannot be differentiated",
-    "gradients are only implemented",
-    "Derivatives of",
-)
+_NO_DERIVATIVE = "{0} cannot be differentiated: {1}{2} has no derivative; give it one by jax.custom_vjp."
+_WITHOUT_RULE = "{0} cannot be differentiated: {3}{2}; give that part a jax.custom_vjp."
+_AS_JAX_SAYS = "{0} cannot be differentiated: {3}{2}."
+# By what JAX says: of a kernel of Pallas that linearization failed, or nothing at all.
+_SENTENCES = {
+    "Reverse-mode differentiation does not work for lax.while_loop": (
+        "{0} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown length){2} in "
+        "reverse; give fori_loop static bounds, or use lax.scan."
+    ),
+    "callbacks do not support JVP": _NO_DERIVATIVE,
+    "custom_lin'|forward-mode autodiff": (
+        "{0} cannot be differentiated: a jax.custom_vjp function{2} is met in forward mode (jax.jvp, jax.jacfwd, a "
+        "Hessian-vector product), where it has no rule; make it a jax.custom_jvp."
+    ),
+    "using defvjp|vmap_method|grad requires|Gradient only defined": _AS_JAX_SAYS,
+    "ifferentiation rule|ranspose rule|jvp_method|VP defined|VP not implemented|Linearization failed|^$"
+    "|cannot be differentiated|gradients are only implemented|Derivatives of": _WITHOUT_RULE,
+}
 
 
 def _undifferentiable(function: str, error: Exception, text: str, closed: Any) -> str:
     """What cannot be traced or differentiated, by name and place; empty for an error of another kind."""
-    place = _place(error) or _called_from(error, text, closed)
     if type(error).__name__ == "TraceContextError":
         return (
             f"{function} changes a module of flax nnx that is not among its arguments, or is outside of a transform of "
             "JAX's: pass model, optimizer and rngs as arguments, and take nnx.grad, nnx.jit, nnx.scan and the like."
         )
+    place = _place(error) or _called_from(error, text, closed)
     _, unhashable, what = text.rpartition("unhashable type: ")
     if unhashable and "Tracer" not in what and not _raised_by_user(error):
         return (
             f"{function} cannot be traced: jax.jit or the like{place} is given an object that holds arrays and has no "
             f"hash ({one_line(what, 80)}): pass it as an argument that is not static, or take eqx.filter_jit."
         )
-    if "while_loop" in text and "Reverse-mode" in text:
-        return (
-            f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "
-            f"length){place} in reverse; give fori_loop static bounds, or use lax.scan."
-        )
-    if "callbacks do not support JVP" in text:
-        kind = "a pure_callback" if text.startswith("Pure") else "an io_callback"
-        return f"{function} cannot be differentiated: {kind}{place} has no derivative; give it one by jax.custom_vjp."
-    if "custom_lin'" in text or "forward-mode autodiff" in text:
-        return (
-            f"{function} cannot be differentiated: a jax.custom_vjp function{place} is met in forward mode (jax.jvp, "
-            "jax.jacfwd, a Hessian-vector product), where it has no rule; make it a jax.custom_jvp."
-        )
-    if any(words in text for words in _WITHOUT_RULE):
-        what = one_line(text, 300).rstrip(".")
-        return f"{function} cannot be differentiated: {what}{place}; give that part a jax.custom_vjp."
-    return ""
+    sentence = next((sentence for words, sentence in _SENTENCES.items() if re.search(words, text)), "")
+    kind = "a pure_callback" if text.startswith("Pure") else "an io_callback"
+    what = one_line(text, 300).rstrip(".") or "JAX cannot differentiate the operation"
+    return sentence.format(function, kind, place, what)
 
 
 def _called_from(error: Exception, text: str, closed: Any) -> str:

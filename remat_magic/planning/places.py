@@ -29,7 +29,7 @@ CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
 POLICIES = (_NOTHING, _BATCHLESS, _DOTS)
 _LEAST = 0.001  # of all that is made: a place that makes less is not tried
-_LOWER = 0.99  # of the peak without a checkpoint: what is above that is no lower
+_LOWER = 0.99  # of the peak without a checkpoint: what is above that is hardly lower
 # Of checkpoints in each other, each of which repeats all inside it once more. Under jax_remat3 the name stacks that JAX
 # writes then grow faster than any power of the depth: 550 names at 3, 10,000 at 4, 200,000 at 5, by hand too.
 DEEPEST = 3
@@ -285,7 +285,7 @@ class _Search:
             products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
             return "" if products else "no matrix product is recomputed there that they could save"
         if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
-            return f"the peak is no lower with {label_of(tried)}"
+            return f"the peak is hardly lower with {label_of(tried)}"
         return ""
 
     def _leave_out(self, why: str, *choices: str) -> None:

@@ -290,7 +290,7 @@ def no_gain(choice: _Figures, without: _Figures) -> str:
     smallest = without.peak_bytes / 100
     if less < smallest or lower >= _HARDLY * less:
         return ""
-    what = "no lower" if abs(lower) < smallest else f"only {nbytes(lower)} lower"
+    what = "no lower" if lower <= 0 else "hardly lower" if lower < smallest else f"only {nbytes(lower)} lower"
     what = f"{nbytes(-lower)} higher" if lower <= -smallest else what
     return f"{nbytes(less)} less is saved than without a checkpoint, but the estimated peak is {what}."
 
