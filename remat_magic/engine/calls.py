@@ -23,7 +23,7 @@ from jax.tree_util import tree_leaves
 
 from remat_magic import _jax
 from remat_magic.engine import signature
-from remat_magic.engine.sites import Identity
+from remat_magic.engine.sites import Identity, name_of
 from remat_magic.engine.watching import watching
 from remat_magic.libraries import (
     intercepts,
@@ -163,7 +163,9 @@ class Calls:
             self._traces[id(trace)] = weakref.ref(trace), inside
         inside.equations = _jax.equations_of(trace)
         inside.open += 1
-        self._open.append((frame, inside, callee, len(inside.equations), inside.places(_arguments(frame, callee))))
+        # A checkpoint on a method of a class of the user's closes over `self`.
+        given = [value for _, _, value in _given(frame)][callee.module == "class" :]
+        self._open.append((frame, inside, callee, len(inside.equations), inside.places(given)))
 
     def end(self, frame: FrameType, value: Any) -> None:
         """A function has returned a value."""
@@ -271,15 +273,6 @@ def _is_layer(cls: type) -> bool:
     return not cls.__name__.startswith("_") and not cls.__module__.startswith("equinox._")
 
 
-def _arguments(frame: FrameType, callee: CalledFunction) -> list[Any]:
-    """What a call is given; a checkpoint on a method of a class of the user's closes over ``self``."""
-    code = frame.f_code
-    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + variadic]
-    values = frame.f_locals
-    return [values.get(name) for name in names[callee.module == "class" :]]
-
-
 def _callee(frame: FrameType) -> CalledFunction | None:
     """What is called, if it is a function that a checkpoint can be put on: the user's, or a library's module."""
     code = frame.f_code
@@ -289,7 +282,7 @@ def _callee(frame: FrameType) -> CalledFunction | None:
     if not users and code.co_name != "__call__":
         return None
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    module, name = "", code.co_qualname.rpartition("<locals>.")[2]
+    module, name = "", name_of(code)
     owner: Any = frame.f_locals.get("self")
     if parameters[:1] == ("self",):
         module = module_kind(type(owner)) or "class"

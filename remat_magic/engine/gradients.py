@@ -230,8 +230,9 @@ class _FirstCall:
         code = frame.f_code
         if self.who is not None or not is_user_file(code.co_filename) or _handles_a_container(frame):
             return
-        self.who, count = (_name_of(code), code.co_filename, code.co_firstlineno), _parameter_count(code)
-        given = {name: frame.f_locals.get(name) for name in code.co_varnames[:count]}
+        self.who = _name_of(code), code.co_filename, code.co_firstlineno
+        named, rest, more, local = inspect.getargvalues(frame)
+        given = {name: local.get(name) for name in (*named, rest, more) if name is not None}
         with contextlib.suppress(Exception):  # what does not take what its wrapper was given, is not what that wraps
             wrapper, own = _wrapper(frame, self._traceable)
             function = inspect.unwrap(wrapper)
@@ -320,11 +321,6 @@ class _FirstCall:
             word = "differentiated" if paths else "closed_over"
             names.append(self._names.get(id(value)) or (f"{word}{path}", word, None))
         return names
-
-
-def _parameter_count(code: CodeType) -> int:
-    rest = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return code.co_argcount + code.co_kwonlyargcount + rest
 
 
 def _wrapper(frame: FrameType, holder: Any) -> tuple[Any, int]:
