@@ -174,6 +174,31 @@ def test_a_layer_of_a_library_that_widens_is_named(library):
     assert "to bf16 before" in kinds(trace)["wide-residuals"].mend
 
 
+@pytest.mark.models
+def test_lines_that_call_modules_of_linen_are_put_into_no_checkpoint():
+    """Their parameters would leak from it; lines that call none can be."""
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        called: bool
+
+        @linen.compact
+        def __call__(self, x):
+            for _ in range(2):
+                if self.called:
+                    x = jnp.exp(jnp.sin(linen.Dense(128)(x)) * x)
+                else:
+                    y = linen.Dense(128)(x)
+                    x = jnp.exp(jnp.sin(y) * y)
+            return x
+
+    for called in (True, False):
+        model = Net(called)
+        params = jax.eval_shape(model.init, jax.random.key(0), f32(512, 128))
+        trace = rm.trace(lambda params, x, model=model: model.apply(params, x).sum(), params, f32(512, 128))
+        assert ("cheap-to-recompute" in kinds(trace)) == (not called)
+
+
 # ---------------------------------------------------------------------------------------- wide sums of narrow gradients
 
 

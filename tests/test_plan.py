@@ -447,7 +447,8 @@ def test_a_plan_chooses_its_place():
     assert usual.peak_bytes > without
     assert f"lowers it to {units.nbytes(trace.report('nothing_saveable', 'block').peak_bytes)}" in usual.status
     assert plan.at == trace.report(plan).at == "block"
-    assert "Its place, block, was chosen with it." in plan.status
+    assert "Its place, block, was chosen with it; elsewhere less may be recomputed." in plan.status
+    assert usual.recomputed_flops < plan.recomputed_flops
     assert plan.saved_bytes <= plan.budget_bytes == usual.budget_bytes
     assert plan.peak_bytes < 0.8 * without
     with pytest.raises(RematError, match="No plan at 'function'"):

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.calls import frames
+from remat_magic.engine.calls import calls_scoped_modules, frames
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.segments import Checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.parsing import parse_source
-from remat_magic.records import Report, SourceSpan
+from remat_magic.records import RematError, Report, SourceSpan
 
 
 def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
@@ -39,7 +39,11 @@ def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
 
 
 def under_checkpoint(facts: Facts, of: SourceSpan, first: int, last: int) -> tuple[Report, Report]:
-    """The report of a program as it is, and with some lines of the function ``of`` under a checkpoint at each run."""
+    """The report of a program as it is, and with some lines of the function ``of`` under a checkpoint at each run.
+
+    Raises:
+        RematError: the lines call modules of linen or haiku, or JAX cannot trace it.
+    """
     closed, anew, checkpoint = facts.engine.primal.provenances.closed, Rewriter(), Checkpoint(function="part")
 
     def rewritten(jaxpr: Any) -> Any:
@@ -65,12 +69,15 @@ def _runs(jaxpr: Any, of: SourceSpan, first: int, last: int) -> Iterator[tuple[i
     begin, begun = None, None
     for number, eqn in enumerate(jaxpr.eqns):
         stack = frames(eqn)
-        here = any(
+        within = [
             code.co_filename == of.file
             and code.co_name == of.function
             and first <= ([*code.co_positions()][instruction // 2][0] or 0) <= last
             for code, instruction in stack
-        )
+        ]
+        here = any(within)
+        if here and calls_scoped_modules(stack[: within.index(True)]):
+            raise RematError("a module that keeps its parameters in a scope of its own leaks them from a checkpoint.")
         if begin is not None and (not here or stack == begun):
             yield begin, number
             begin = None

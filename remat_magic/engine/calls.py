@@ -328,6 +328,11 @@ def frames(eqn: Any) -> list[tuple[CodeType, int]]:
     return [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
 
 
+def calls_scoped_modules(stack: Iterable[tuple[CodeType, int]]) -> bool:
+    """Whether some of these frames are of modules whose parameters would leak from jax.checkpoint."""
+    return any(is_of(library, code) for code, _ in stack for library in ("flax.linen", "haiku"))
+
+
 def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
     """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
     outside = frames(eqn)

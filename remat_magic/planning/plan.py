@@ -72,7 +72,8 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
         best = (_within_peak if of == "peak" else _within_saved)(facts, request)
     sentences = [best.status]
     if best.at != facts.engine.default_at and at is None:
-        sentences.append(f"Its place, {best.at}, was chosen with it.")
+        elsewhere = "" if of == "peak" else "; elsewhere less may be recomputed"  # a bound is of one place
+        sentences.append(f"Its place, {best.at}, was chosen with it{elsewhere}.")
     if no_lower := gainless(facts, best, memory):
         sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes, memory)}")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
