@@ -317,29 +317,6 @@ def test_residuals_of_one_product_are_made_again_together():
     assert len([value for value in kept if value.primitive != "dot_general" and value.nbytes == 65536 * 512 * 4]) <= 1
 
 
-def test_what_only_a_result_needs_is_put_off_on_a_tpu():
-    """The sum of a product has a gradient that does not read the product; it is as large as an argument."""
-
-    def orders(device):
-        moments = rm.trace(lambda w, x: (x @ w).sum(), SQUARE, WIDE).timeline("none", "function", device=device).moments
-        return [moment.half for moment in moments if moment.primitive == "dot_general"]
-
-    assert orders(TPU) == ["backward", "backward", "forward"]
-    assert orders(GPU) == ["forward", "backward", "backward"]
-
-
-def test_what_takes_no_memory_is_not_put_off():
-    """Its operands would be held until then: here the greatest of all elements, of which the gradient reads none."""
-
-    def loss(w, x):
-        y = x @ w
-        return jnp.sin(y).sum() + lax.stop_gradient(y).max()
-
-    moments = rm.trace(loss, SQUARE, WIDE).timeline("none", "function", device=TPU).moments
-    backward = next(at for at, moment in enumerate(moments) if moment.half == "backward")
-    assert "reduce_max" in {moment.primitive for moment in moments[:backward]}
-
-
 def attention_layers(ws, x):
     """Layers of which only products without batch dimensions are saved, around all of them: scores are made again."""
 

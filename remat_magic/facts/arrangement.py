@@ -8,16 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MATMULS, REDUCTIONS, TRANSPOSE
+from remat_magic._jax.primitives import FUSIBLE, INDEXED, MATMULS, REDUCTIONS, TRANSPOSE
 from remat_magic.facts.buffers import (
     Buffers,
     Held,
     ScheduledStep,
     brought_forward,
-    last_uses,
     lives,
     put_off,
-    results_put_off,
 )
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 
@@ -68,7 +66,6 @@ def within_results(
 # ---------------------------------------------------------------------------------------------- what kernels make again
 
 
-_SMALL = 1 / 32  # of a value: what it is made of besides, such as a number for each row of it
 _MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
 
 
@@ -126,39 +123,6 @@ def made_again(
         else:
             held.update(numbers)
             known.clear()  # what is held besides stands at the end of nobody's way
-    return again
-
-
-def fused_again(
-    steps: Sequence[ScheduledStep], changed: set[int], in_memory: set[int], sizes: Sequence[int]
-) -> dict[int, tuple[int, ...]]:
-    """What else is made again where it is read, now that residuals are: what takes no less than what it is made of.
-
-    Matmuls run what makes their operands, too.
-
-    Args:
-        steps: all of them, with what is read for residuals that are made again.
-        changed: the buffers that are made by kernels that read for such.
-        in_memory: the buffers that are in memory whatever could make them again.
-        sizes: the bytes of each.
-
-    Returns:
-        For each buffer that is not held what is read instead.
-    """
-    last = last_uses(steps)
-    in_memory = in_memory.union(*(step.reads for step in steps if not _fuses(step, matmuls=True)))
-    again: dict[int, tuple[int, ...]] = {}
-    for step in steps:
-        if len(step.makes) != 1 or _name(step) not in FUSIBLE - BROADCASTS or in_memory.issuperset(step.makes):
-            continue
-        (number,) = step.makes
-        if number in changed or not again.keys().isdisjoint(step.reads):
-            reads = dict.fromkeys(read for own in step.reads for read in (own, *again.get(own, ())))
-            kept_for_it = [read for read in reads if last[read] < last[number]]
-            large = [sizes[read] for read in kept_for_it if sizes[read] > _SMALL * sizes[number]]
-            if sum(large) <= sizes[number]:
-                again[number] = (*reads,)
-                last.update(dict.fromkeys(kept_for_it, last[number]))
     return again
 
 
@@ -272,12 +236,10 @@ def arranged(
         if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
             for number in step.makes:
                 buffers.sizes[number] *= number in read
-    changed = _make_again(steps, buffers) if on.fuses else set[int]()
+    if on.fuses:
+        _make_again(steps, buffers)
     if on.narrows:
         _narrow(steps, buffers, around)
-    if on.matmuls:
-        in_memory = buffers.lasting | buffers.written | buffers.saved | buffers.gradients
-        _read_instead(steps, fused_again(steps, changed, in_memory, buffers.sizes), buffers)
     order = in_order(steps, buffers)
     if on.reserves:
         _place_results(order, buffers)
@@ -290,12 +252,11 @@ def in_order(steps: list[ScheduledStep], buffers: Buffers, *, at_once: bool = Fa
     JAX writes it so, and XLA for TPUs runs some programs so.
     """
     order = steps if at_once else put_off(steps, buffers.kept | buffers.gradients)
-    order = brought_forward(order, buffers.lasting, buffers.sizes)
-    return results_put_off(order, buffers.lasting, buffers.sizes) if buffers.on.puts_off else order
+    return brought_forward(order, buffers.lasting, buffers.sizes)
 
 
-def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> set[int]:
-    """Let kernels that read certain residuals make them again, and read what these are made of; what they make."""
+def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> None:
+    """Let kernels that read certain residuals make them again, and read what these are made of."""
     lasting = buffers.lasting
     again = made_again(
         steps,
@@ -306,12 +267,6 @@ def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> set[int]:
         buffers.sizes,
         matmuls=buffers.on.matmuls,
     )
-    return _read_instead(steps, again, buffers)
-
-
-def _read_instead(steps: list[ScheduledStep], again: Mapping[int, tuple[int, ...]], buffers: Buffers) -> set[int]:
-    """Let what is made again take no bytes, and kernels read what it is made of; what these make."""
-    changed = set[int]()
     for number in again:
         buffers.discard(number)
     for index, step in enumerate(steps):
@@ -321,8 +276,6 @@ def _read_instead(steps: list[ScheduledStep], again: Mapping[int, tuple[int, ...
                 for numbers in (step.reads, step.over)
             )
             steps[index] = step._replace(reads=reads, over=over)
-            changed.update(step.makes)
-    return changed
 
 
 def _narrow(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ class DeviceMemory:
             anyway, or of less, is not held: see ``kernels.unheld`` and ``arrangement.made_again``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
-        puts_off: what only results need runs when nothing that takes less can: see ``results_put_off``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
         normalizes: a softmax or a norm is one kernel, and what it makes is not made again in others: see
@@ -48,7 +46,6 @@ class DeviceMemory:
     shares: bool = False
     fuses: bool = False
     matmuls: bool = False
-    puts_off: bool = False
     views: bool = False
     normalizes: bool = False
     tiled: bool = False
@@ -86,9 +83,7 @@ def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
         return PLAIN
     if not device.is_tpu:
         return DeviceMemory(merges=True, reserves=True, shares=True, fuses=True, normalizes=True)
-    return DeviceMemory(
-        merges=True, reserves=True, fuses=True, matmuls=True, puts_off=True, views=True, tiled=True, narrows=True
-    )
+    return DeviceMemory(merges=True, reserves=True, fuses=True, matmuls=True, views=True, tiled=True, narrows=True)
 
 
 # --------------------------------------------------------------------------------------------------------- what is held
@@ -208,41 +203,6 @@ def brought_forward(steps: list[ScheduledStep], lasting: set[int], sizes: Sequen
                     able.append(reader)
             todo += [other for other in able if not done[other] and not waiting[other] and shrinks_by[other] > 0]
     return order
-
-
-def results_put_off(steps: list[ScheduledStep], lasting: set[int], sizes: Sequence[int]) -> list[ScheduledStep]:
-    """The steps, those of the forward half that only results need put off until nothing that takes less can run.
-
-    The loss itself is such a result: no gradient needs it, and what is large on the way to it, as a softmax over many
-    words that one is taken of, is made when memory is free again.
-    """
-    first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
-    needed = {number for step in steps[first:] for number in step.reads}
-    for step in reversed(steps[:first]):
-        if not needed.isdisjoint(step.makes):
-            needed.update(step.reads)
-    left = {number: len(reading) for number, reading in _readers(steps, 0).items()}
-
-    def growth(step: ScheduledStep) -> int:
-        dying = [number for number in {*step.reads} if left[number] == 1 and number not in lasting]
-        return step.inside + sum([sizes[number] for number in step.makes]) - sum([sizes[number] for number in dying])
-
-    order: list[ScheduledStep] = []
-    waiting: deque[ScheduledStep] = deque()
-
-    def run(step: ScheduledStep) -> None:
-        order.append(step)
-        for number in {*step.reads}:
-            left[number] -= 1
-
-    for index, step in enumerate(steps):
-        if index < first and step.reads and needed.isdisjoint(step.makes):
-            waiting.append(step)
-            continue
-        while waiting and growth(waiting[0]) <= max(growth(step), 0):
-            run(waiting.popleft())
-        run(step)
-    return [*order, *waiting]
 
 
 def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]:

@@ -49,8 +49,9 @@ def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
             twice = max(twice, value.bytes, rows)
         elif what == "moved":
             padding += max(0, rows - value.bytes)
-    most = max(unsure, key=unsure.__getitem__, default="products")
-    most = "moved" if unsure["moved"] > _MUCH * unsure.total() else most
+    most: What = max(unsure, key=unsure.__getitem__, default="products")
+    if unsure["moved"] > _MUCH * unsure.total():
+        most = "moved"
     return Doubt(sure, twice + padding, "TPU" if on.tiled else "GPU", most)
 
 

@@ -380,7 +380,7 @@ def vision_transformer() -> Program:
         return cross_entropy(x.mean(1) @ params["head"], labels)
 
     params = {"patch": S(16, 16, 3, 768, of=BF16), "places": S(196, 768, of=BF16), "head": S(768, 1000, of=BF16)}
-    params["layers"] = [_weights(768, of=BF16)] * 6
+    params |= {"layers": [_weights(768, of=BF16)] * 6}
     return loss, (params, S(256, 224, 224, 3, of=BF16), S(256, of=I32))
 
 
