@@ -58,22 +58,6 @@ class Attribution:
         return f"{flops}: {_counted(kinds)}" if self.equations else ""
 
 
-@dataclass(frozen=True, slots=True)
-class LineRow:
-    """One line, or all that no line of the user's makes (``place`` is empty then).
-
-    ``saved`` is bytes of intermediates kept, offloaded ones included; ``flops`` what the backward pass computes again
-    or only then, None where nothing of it has a known cost.
-    """
-
-    place: str
-    text: str
-    saved: int
-    flops: int | None
-    operations: int
-    attribution: Attribution
-
-
 def _counted(kinds: Iterable[str]) -> str:
     counts = Counter(kinds)
     shown = [f"{kind} x{count}" if count > 1 else kind for kind, count in list(counts.items())[:_KINDS_SHOWN]]
@@ -85,7 +69,7 @@ def _kept(report: Report) -> list[Residual]:
     return [residual for residual in report.residuals if residual.kept]
 
 
-def line_rows(report: Report) -> list[LineRow]:
+def line_rows(report: Report) -> list[Attribution]:
     """The lines that save or recompute anything, in the order of the source.
 
     A value that several expressions can have made counts once, for the first of them.
@@ -95,17 +79,7 @@ def line_rows(report: Report) -> list[LineRow]:
         by_line.setdefault(_key(residual.source), Attribution(residual.source)).residuals.append(residual)
     for equation in report.recomputed:
         by_line.setdefault(_key(equation.source), Attribution(equation.source)).equations.append(equation)
-    return [
-        LineRow(
-            fmt.location(attribution.source),
-            attribution.source.text if attribution.source else "",
-            attribution.saved,
-            attribution.flops,
-            len(attribution.equations),
-            attribution,
-        )
-        for _, attribution in sorted(by_line.items(), key=lambda item: item[0])
-    ]
+    return [attribution for _, attribution in sorted(by_line.items(), key=lambda item: item[0])]
 
 
 def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from remat_magic.records import Report, SourceSpan, SourceText
 from remat_magic.views import format as fmt
-from remat_magic.views.attribution import Attribution, LineRow, expressions, line_rows
+from remat_magic.views.attribution import Attribution, expressions, line_rows
 from remat_magic.views.format import escape
 from remat_magic.views.highlight import Word, split_lines, words
 from remat_magic.views.linking import line_key
@@ -78,7 +78,7 @@ def listing_html(report: Report, live: bool = False, most: int | None = None) ->
             section = replace(section, lines=lines, gaps=True)
         if section.lines or most is None:
             folds.append(_fold(section, own, attributions, scale))
-    nowhere = next((row for row in rows if row.attribution.source is None), None)
+    nowhere = next((row for row in rows if row.source is None), None)
     rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
     return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
 
@@ -93,15 +93,15 @@ def _line_of(span: SourceSpan) -> _Line:
     return (span.file, span.cell, span.line)
 
 
-def _cost_of(row: LineRow) -> tuple[int, int]:
+def _cost_of(row: Attribution) -> tuple[int, int]:
     return row.saved, row.flops or 0
 
 
-def _by_line(rows: Iterable[LineRow]) -> dict[_Line, LineRow]:
-    return {_line_of(row.attribution.source): row for row in rows if row.attribution.source is not None}
+def _by_line(rows: Iterable[Attribution]) -> dict[_Line, Attribution]:
+    return {_line_of(row.source): row for row in rows if row.source is not None}
 
 
-def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
+def _sections(report: Report, rows: Sequence[Attribution]) -> Iterator[_Section]:
     """The texts of the report, then the lines that are in none of them, by cell and file."""
     texts = report.sources
     home = next((text.file for text in texts if text.function.rpartition(".")[2] == report.function.rpartition(".")[2]),
@@ -115,7 +115,7 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
         )
     others: dict[tuple[str, int | None], list[SourceSpan]] = {}
     for row in rows:
-        span = row.attribution.source
+        span = row.source
         if span is not None and _line_of(span) not in listed:
             others.setdefault((span.file, span.cell), []).append(span)
     for (file, cell), spans in others.items():
@@ -129,7 +129,7 @@ def _listed(text: SourceText) -> tuple[Listed, ...]:
     return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(tokenized, text.line))
 
 
-def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Attributions, scale: _Scale) -> str:
+def _fold(section: _Section, rows: dict[int, Attribution | None], attributions: _Attributions, scale: _Scale) -> str:
     places = ((section.file, section.cell, number) for number, _, _ in section.lines)
     inside = [attribution for place in places for attribution in attributions.get(place, ())]
     marks = marks_by_line(section.lines, inside, scale.live)
@@ -143,7 +143,8 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
         key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
-            f'data-place="{escape(row.place)}" aria-label="line {number}" title="{_PICK}" {KEYS}>{number}</button>'
+            f'data-place="{escape(fmt.location(row.source))}" aria-label="line {number}" title="{_PICK}" {KEYS}>'
+            f"{number}</button>"
             if scale.live and row is not None
             else str(number)
         )
@@ -156,10 +157,10 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
     )
 
 
-def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) -> str:
+def _summary(section: _Section, rows: dict[int, Attribution | None], scale: _Scale) -> str:
     costing = [row for row in rows.values() if row is not None]
     saved = sum(row.saved for row in costing)
-    again = Attribution(None, equations=[equation for row in costing for equation in row.attribution.equations])
+    again = Attribution(None, equations=[equation for row in costing for equation in row.equations])
     title = list[str]()
     if section.place:
         # The path of a kept notebook's file, or of a cell, tells its readers nothing.
@@ -195,7 +196,7 @@ def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
     )
 
 
-def _nowhere(row: LineRow, scale: _Scale) -> list[str]:
+def _nowhere(row: Attribution, scale: _Scale) -> list[str]:
     return [
         f'<tr><td class="remat-no"></td><td class="remat-ln"{_left(scale)}><i>no line of yours</i></td>'
         f"{_costs(row, scale)}</tr>"
@@ -212,15 +213,15 @@ def _code_cell(line: str, coloured: Sequence[Word], marks: Sequence[Mark], scale
     return f'<td class="remat-ln"{_left(scale)}><code{style}>{marked_code(line.rstrip(), coloured, marks)}</code></td>'
 
 
-def _costs(row: LineRow | None, scale: _Scale) -> str:
+def _costs(row: Attribution | None, scale: _Scale) -> str:
     """The two last cells of a row."""
     if row is None:
         # A kept output does without, since it is repeated for every cell; the widget's have a background.
         return '<td class="remat-cost"></td><td class="remat-cost"></td>' if scale.live else ""
-    saved = fmt.nbytes(row.saved) if row.attribution.residuals else ""
-    flops = fmt.flops(row.flops) if row.operations else ""
-    return _cost(saved, row.attribution.saves, row.saved, scale.saved, "saved") + _cost(
-        flops, row.attribution.repeats, row.flops or 0, scale.flops, "again"
+    saved = fmt.nbytes(row.saved) if row.residuals else ""
+    flops = fmt.flops(row.flops) if row.equations else ""
+    return _cost(saved, row.saves, row.saved, scale.saved, "saved") + _cost(
+        flops, row.repeats, row.flops or 0, scale.flops, "again"
     )
 
 

@@ -75,7 +75,7 @@ def _residuals(
         most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
         for row in rows:
             times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
-            kind = row.kind.split()[0]
+            kind = row.first.kind
             hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
             kind_cell = td(
                 "kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)
@@ -86,7 +86,7 @@ def _residuals(
                 td("type", f"<code>{escape(row.type)}</code>{times}{_replicated(row)}"),
                 "" if plain and one_kind else kind_cell,
                 td("what", what_html(row.label, row.name, row.also)),
-                td("source", where_html(row)),
+                td("source", where_html(row.first)),
                 td("needed", _needed(row, report.complete)),
             ]
             html_rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
@@ -99,7 +99,7 @@ def _residuals(
 
 def _share(row: ResidualRow, whole: int, most: int) -> str:
     """How much of all that is of its kind a row is, as a number; by ``--s`` the style sheet draws the bar."""
-    if row.dropped or not whole:
+    if row.first.dropped or not whole:
         return "<td></td>"
     return f'<td class="remat-share" style="--s:{row.nbytes / most:.2g}">{fmt.percent(row.nbytes, whole)}</td>'
 
@@ -137,7 +137,7 @@ def recomputed_html(report: Report) -> str:
             td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
             td("what", what_html(row.primitive, row.name)),
             td("type", code_html(", ".join(row.outputs))),
-            td("source", where_html(row)),
+            td("source", where_html(row.first)),
         ]
         rows.append(row_html(f"remat-{row.kind}-row", row, row.flops, cells))
     heads = [

@@ -24,43 +24,46 @@ _KINDS = {"intermediate": 0, "offloaded": 0, "argument": 1, "constant": 2, "lite
 
 @dataclass(frozen=True, slots=True)
 class ResidualRow:
-    """``count`` residuals that differ in nothing shown. ``nbytes`` is the bytes of all of them together.
+    """``residuals`` that differ in nothing shown. ``nbytes`` is the bytes of all of them together.
 
     ``whole`` says so where every device of a mesh holds all of an intermediate.
     """
 
-    count: int
+    residuals: tuple[Residual, ...]
     type: str
     nbytes: int
     kind: str
     label: str
     name: str
-    place: str
-    function: str
-    expression: str
-    path: str
     also: tuple[str, ...]
     needed_by: tuple[str, ...]
-    indices: tuple[int, ...]
-    sources: tuple[SourceSpan, ...]
-    library: SourceSpan | None
-    dropped: bool
     whole: str = ""
+
+    @property
+    def first(self) -> Residual:
+        """One of them."""
+        return self.residuals[0]
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.residuals)
 
     @property
     def kept(self) -> bool:
         """Whether it takes memory for the backward pass alone, the device's or another, and is not alive anyway."""
-        return self.kind.split()[0] in ("intermediate", "offloaded")
+        return self.first.kind in ("intermediate", "offloaded")
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputedRow:
-    """``count`` equations of one primitive at one place; ``runs`` and ``flops`` are for all, None where unknown.
+    """``count`` equations like ``first``, at one place; ``runs`` and ``flops`` are for all, None where unknown.
 
     Of conditionals, the branches count that cost most. Where ``runs`` is unknown, ``flops`` is the cost at least.
-    ``communicated`` are the bytes that a collective gives a device, ``over`` some axes of the mesh.
+    ``communicated`` are the bytes that a collective gives a device.
     """
 
+    first: Equation
     count: int
     kind: str
     primitive: str
@@ -68,19 +71,12 @@ class RecomputedRow:
     outputs: tuple[str, ...]
     runs: int | None
     flops: int | None
-    place: str
-    function: str
-    expression: str
-    path: str
-    source: SourceSpan | None
-    library: SourceSpan | None
     communicated: int
-    over: tuple[str, ...]
 
     @property
     def cost(self) -> str:
         """The FLOPs for reading, and what is communicated."""
-        communication = f"{fmt.nbytes(self.communicated)} over {axes(self.over)}" if self.communicated else ""
+        communication = f"{fmt.nbytes(self.communicated)} over {axes(self.first.over)}" if self.communicated else ""
         work = fmt.flops(self.flops) if self.flops or not communication else ""
         least = "at least " if (self.flops or communication) and self.runs is None else ""
         return f"{least}{', '.join(filter(None, [work, communication]))}"
@@ -132,30 +128,21 @@ def _near(span: SourceSpan | None, other: SourceSpan | None) -> str:
     return fmt.location(span)
 
 
-def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
-    residuals = [residual for _, residual in group]
+def _residual_row(residuals: list[Residual]) -> ResidualRow:
     first = residuals[0]
     readers = [
         reader.text(_near(reader.source, first.source)) for residual in residuals for reader in residual.needed_by
     ]
     space = f" ({first.memory_space})" if first.memory_space else ""
     return ResidualRow(
-        count=len(group),
+        residuals=tuple(residuals),
         type=first.sharding or first.type,
         nbytes=sum(residual.nbytes for residual in residuals),
         kind=first.kind + space,
         label=_span(map(_label, residuals)),
         name=_span(residual.name for residual in residuals),
-        place=fmt.location(first.source),
-        function=first.source.function if first.source else "",
-        expression=first.source.expression if first.source else "",
-        path=place(first.path),
         also=tuple(dict.fromkeys(_origin(origin) for origin in first.origins[1:])),
         needed_by=tuple(dict.fromkeys(readers)),
-        indices=tuple(index for index, _ in group),
-        sources=tuple(origin.source for origin in (first, *first.origins) if origin.source is not None),
-        library=first.library,
-        dropped=first.dropped,
         whole="whole on every device" if first.kept and first.replicated and first.shape else "",
     )
 
@@ -163,18 +150,17 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
 def residual_rows(report: Report) -> list[ResidualRow]:
     """The residual table: what the policy costs before what is alive anyway, the biggest first."""
 
-    def key(item: tuple[int, Residual], alike: Callable[[str | None], str | None] = lambda name: name) -> object:
-        residual = item[1]
+    def key(residual: Residual, alike: Callable[[str | None], str | None] = lambda name: name) -> object:
         names = (alike(residual.name), alike(residual.argument))
         return (residual.type, residual.sharding, residual.kind, residual.memory_space, residual.primitive, *names,
                 residual.source, residual.library, residual.path, residual.origins[1:], residual.dropped)  # fmt: skip
 
-    ordered = sorted(enumerate(report.residuals), key=lambda item: _KINDS[item[1].kind])
+    ordered = sorted(report.residuals, key=lambda residual: _KINDS[residual.kind])
     groups = _group(ordered, key)
     if len(groups) > FOLD_ALIKE_ABOVE:
-        groups = _group(ordered, lambda item: key(item, _alike))
+        groups = _group(ordered, lambda residual: key(residual, _alike))
     rows = [_residual_row(group) for group in groups]
-    return sorted(rows, key=lambda row: (_KINDS[row.kind.split()[0]], row.dropped, -row.nbytes))
+    return sorted(rows, key=lambda row: (_KINDS[row.first.kind], row.first.dropped, -row.nbytes))
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -201,6 +187,7 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
         first, running = group[0], dearest(group)
         rows.append(
             RecomputedRow(
+                first=first,
                 count=len(group),
                 kind="repeated" if first.repeated else "deferred",
                 primitive=first.primitive,
@@ -208,14 +195,7 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 outputs=tuple(dict.fromkeys(output for equation in group for output in equation.outputs)),
                 runs=_sum(equation.times for equation in running),
                 flops=_sum(equation.flops for equation in running),
-                place=fmt.location(first.source),
-                function=first.source.function if first.source else "",
-                expression=first.source.expression if first.source else "",
-                path=place(first.path),
-                source=first.source,
-                library=first.library,
                 communicated=sum(equation.communicated_bytes for equation in running),
-                over=first.over,
             )
         )
     return sorted(rows, key=lambda row: (-1 if row.flops is None else row.flops, row.communicated), reverse=True)
@@ -228,7 +208,7 @@ def axes(over: Iterable[str]) -> str:
 
 def unread(row: ResidualRow, complete: bool) -> str:
     """What becomes of a residual that no operation reads; nothing where that is not known yet."""
-    return f"nothing reads it{': dropped when compiled' if row.dropped else ''}" if complete else ""
+    return f"nothing reads it{': dropped when compiled' if row.first.dropped else ''}" if complete else ""
 
 
 def residual_words(line: ProgramLine) -> re.Pattern[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from remat_magic.records import PlannedValue, SourceSpan
-from remat_magic.views.format import escape
+from remat_magic.records import Equation, PlannedValue, Residual
+from remat_magic.views.format import escape, location
 from remat_magic.views.linking import linked
 from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
 
@@ -23,14 +23,25 @@ def code_html(text: str) -> str:
     return f"<code>{escape(text)}</code>" if text else ""
 
 
-def where_html(row: ResidualRow | RecomputedRow) -> str:
-    """The place in the user's source, its expression, the line of a library that it called, and the loops around."""
-    code = _expression(row.expression)
-    hover = f' title="in {escape(row.function)}"' if row.function else ""
-    parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
-    parts += _library(row.library)
-    if row.path:
-        parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
+def where_html(of: Residual | Equation | PlannedValue, inside: bool = True) -> str:
+    """The place in the user's source, its expression, the line of a library that it called, and the loops around.
+
+    Args:
+        of: what stands there.
+        inside: whether the function around it is told on hover.
+    """
+    parts = list[str]()
+    if of.source is not None:
+        hover = f' title="in {escape(of.source.function)}"' if inside and of.source.function else ""
+        parts += [
+            f'<span class="remat-place"{hover}>{escape(of.source.place)}</span>',
+            _expression(of.source.expression),
+        ]
+    if of.library is not None:
+        hover = escape(f"{of.library.expression} in {of.library.function}")
+        parts.append(f'<small class="remat-path" title="{hover}">{escape(made_by(of.library))}</small>')
+    if of.path:
+        parts.append(f'<small class="remat-path">in {escape(place(of.path))}</small>')
     return " ".join(filter(None, parts))
 
 
@@ -38,13 +49,6 @@ def _expression(text: str) -> str:
     """An expression; one that may be cut off is whole on hover."""
     hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
     return f"<code{hover}>{escape(text)}</code>" if text else ""
-
-
-def _library(span: SourceSpan | None) -> list[str]:
-    if span is None:
-        return []
-    hover = escape(f"{span.expression} in {span.function}")
-    return [f'<small class="remat-path" title="{hover}">{escape(made_by(span))}</small>']
 
 
 def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
@@ -66,17 +70,10 @@ def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple
         times = f"x{value.times:,}" if value.times > 1 else ""
     hover = f' title="{escape(numbers)}"' if numbers else ""
     times = f' <span class="remat-times"{hover}>{escape(times)}</span>' if times else ""
-    where = list[str]()
-    if value.source is not None:
-        where.append(f'<span class="remat-place">{escape(value.source.place)}</span>')
-        where.append(_expression(value.source.expression))
-    where += _library(value.library)
-    if value.path:
-        where.append(f'<small class="remat-path">in {escape(place(value.path))}</small>')
     return (
         td("what", what_html(value.primitive, value.name or "")),
         td("type", f"{code_html(value.type)}{times}"),
-        td("source", " ".join(filter(None, where))),
+        td("source", where_html(value, inside=False)),
     )
 
 
@@ -112,11 +109,17 @@ def row_html(classes: str, row: ResidualRow | RecomputedRow, number: int | None,
     ``data-k`` tells rows of two policies that are of the same values, ``data-n`` counts these, and ``data-value`` is
     the bytes or FLOPs of all together, left out where unknown.
     """
-    values = isinstance(row, ResidualRow)
-    what = (row.type, row.kind, row.label, row.also) if values else (row.kind, row.primitive, row.outputs)
-    where = (row.place, row.expression, made_by(row.library), row.path)
+    first = row.first
+    what = (
+        (row.type, row.kind, row.label, row.also)
+        if isinstance(row, ResidualRow)
+        else (row.kind, row.primitive, row.outputs)
+    )
+    expression = first.source.expression if first.source else ""
+    where = (location(first.source), expression, made_by(first.library), place(first.path))
     identity = zlib.crc32(repr((what, row.name, where)).encode("utf-8", "replace"))
-    links = linked(*(row.sources if values else [row.source]), library=row.library)
+    origins = first.origins if isinstance(first, Residual) else ()
+    links = linked(*(origin.source for origin in (first, *origins)), library=first.library)
     value = "" if number is None else f' data-value="{number}"'
     return (
         f'<tr class="remat-row {classes}" data-k="{identity:x}" data-n="{row.count}"{value}{links}>'

@@ -10,12 +10,12 @@ import rich.text
 from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType, RenderResult
 from rich.table import Table
 
-from remat_magic.records import TEXTLESS, Program, Report
+from remat_magic.records import TEXTLESS, Equation, Program, Report, Residual
 from remat_magic.views import format as fmt
 from remat_magic.views.rows import (
-    RecomputedRow,
     ResidualRow,
     made_by,
+    place,
     recomputed_rows,
     residual_rows,
     residual_words,
@@ -179,9 +179,9 @@ def _what(label: str, name: str) -> str:
     return f"{label} named {name!r}" if name else label
 
 
-def _source(row: ResidualRow | RecomputedRow) -> Sequence[str]:
-    path = f"in {row.path}" if row.path else ""
-    return (" ".join(filter(None, [row.place, row.expression])), made_by(row.library), path)
+def _source(of: Residual | Equation) -> Sequence[str]:
+    source = f"{fmt.location(of.source)} {of.source.expression}".rstrip() if of.source else ""
+    return (source, made_by(of.library), f"in {place(of.path)}" if of.path else "")
 
 
 def _readers(row: ResidualRow, complete: bool) -> str:
@@ -201,7 +201,7 @@ def _residuals(report: Report) -> Table:
         what = f"{row.kind} {what}" if what != row.kind else what
         others = (f"or {other}" for other in row.also)
         readers = _readers(row, report.complete)
-        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *_source(row), readers))
+        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *_source(row.first), readers))
     return table
 
 
@@ -210,7 +210,7 @@ def _recomputed(report: Report) -> Table:
     for row in recomputed_rows(report):
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
         what = f"{row.kind[0].upper()} {row.kind} {_what(row.primitive, row.name)}"
-        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *_source(row)))
+        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *_source(row.first)))
     return table
 
 
