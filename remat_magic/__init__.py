@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import devices, policies
-    from remat_magic.api import Trace, trace
-    from remat_magic.measuring.gradients import check_gradients
+    from remat_magic.api import Trace, check_gradients, trace
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
@@ -46,7 +45,7 @@ _LAZY = {
     "trace": "remat_magic.api",
     "Trace": "remat_magic.api",
     "load_plan": "remat_magic.records.plan",
-    "check_gradients": "remat_magic.measuring.gradients",
+    "check_gradients": "remat_magic.api",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
     "mesh": "remat_magic.meshes",

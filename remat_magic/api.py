@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from remat_magic.devices import Device
     from remat_magic.engine.signature import Leaf
     from remat_magic.measuring.job import Measuring
+    from remat_magic.measuring.measure import How
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.places import Places
 
@@ -697,17 +698,8 @@ class Trace:
         """
         from remat_magic.measuring.job import Measuring
 
-        return Measuring(
-            self,
-            choices,
-            inputs=inputs,
-            runs=runs,
-            namespace=namespace,
-            on_update=on_update,
-            device=device,
-            effort=effort,
-            seconds=seconds,
-        )
+        how: How = {"inputs": inputs, "runs": runs, "device": device, "effort": effort, "seconds": seconds}
+        return Measuring(self, choices, namespace=namespace, on_update=on_update, **how)
 
     def check_gradients(
         self,
@@ -736,11 +728,14 @@ class Trace:
         """
         from remat_magic.measuring.gradients import check_gradients
 
-        return check_gradients(self, policies, inputs=inputs, at=at, namespace=namespace)
+        return check_gradients(self.facts, policies, inputs, at, namespace)
 
     def close(self) -> None:
         """Drop all that is held: jaxprs, reports and what was computed from them."""
         self.facts.close()
+
+
+check_gradients = Trace.check_gradients
 
 
 def _device(device: str | Device | None) -> Device | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic.devices import Device
@@ -28,15 +28,6 @@ from remat_magic.records import (
 )
 
 
-class Traced(Protocol):
-    """What has facts: a public trace."""
-
-    @property
-    def facts(self) -> Facts:
-        """All that is worked out about the traced function."""
-        ...
-
-
 class Unknown(NamedTuple):
     """A choice that cannot be looked up: what to call it, which place, and a sentence on why."""
 
@@ -55,7 +46,7 @@ class Facts:
         self.engine, self.lock = engine, engine.lock
         self.memo: dict[Any, Any] = {}
         self._variants: dict[tuple[Any, ...], Variant] = {}  # one for each choice as a reader sees it
-        self._first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, with both halves
+        self.first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, that of the first report
 
     def under(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Variant:
         """The function under one choice, which is looked up here and nowhere else.
@@ -97,14 +88,6 @@ class Facts:
             chosen.append(self.choose(policy, at, namespace))
         return chosen
 
-    def first_like(self, variant: Variant) -> Variant:
-        """The variant of which a report was made first, of those that make the same program; itself where none was."""
-        return self._first.get(variant.selection.identity, variant)
-
-    def keep_first(self, variant: Variant) -> None:
-        """Remember of which of those that make the same program a report was made first."""
-        self._first.setdefault(variant.selection.identity, variant)
-
     def known(self) -> list[Variant]:
         """Those with a full report, whoever asked; without what no key leads to.
 
@@ -124,7 +107,7 @@ class Facts:
     def close(self) -> None:
         """Drop every variant, and what the engine holds."""
         with self.lock:
-            for store in (self._variants, self._first, self.memo):
+            for store in (self._variants, self.first, self.memo):
                 store.clear()
             self.engine.close()
 
@@ -185,7 +168,7 @@ class Variant:
             return self._reports[memory]
 
     def _report(self, memory: DeviceMemory) -> Report:
-        first = self.facts.first_like(self)
+        first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
             return self._as_selected(first, first.report(memory))
         report = next(iter(self._reports.values()), None)
@@ -200,7 +183,7 @@ class Variant:
             return reports.without_backward(self.preview, half, provenances, str(error))
         schedule = None if self.engine.step is None else self.schedule(memory)
         report = reports.full(self.preview, half, backward, provenances, memory, schedule)
-        self.facts.keep_first(self)
+        self.facts.first.setdefault(self.selection.identity, self)
         return report
 
     def _as_selected(self, other: Variant, report: Report) -> Report:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.measuring.xla_memory import dump_options, read_dump
+from remat_magic.measuring.xla_memory import dump_options, read_dump, sizes_of
 
 _TOO_BIG = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -52,14 +52,10 @@ def compile_in(folder: Path) -> dict[str, Any]:
             answer["available"] = round(float(sizes[3]) * _UNITS[sizes[4]])
         return answer
     seconds = time.perf_counter() - began
-    sizes = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
-    counted = _jax.xla_counts(modules)
     return {
-        "memory": {name.removesuffix("_in_bytes").removesuffix("_size"): size for name, size in sizes.items()},
+        "memory": sizes_of(memory),
         "seconds": seconds,
-        "flops": counted.flops,
-        "bytes_accessed": counted.bytes_accessed,
-        "collectives": counted.collectives,
+        **_jax.xla_counts(modules)._asdict(),
         "rematerialized": _jax.rematerialized(modules),
         "timeline": _timeline(dump),
     }

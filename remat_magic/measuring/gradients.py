@@ -11,43 +11,19 @@ import numpy as np
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
-from remat_magic.facts.facts import Traced, Unknown, Variant
+from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.measuring.measure import arrays_for, check_inputs, failure, shardings_for
 from remat_magic.records import GradientDifference, RematError
 
 
 def check_gradients(
-    traced: Traced,
-    policies: Iterable[Any],
-    *,
-    inputs: Any = "random",
-    at: Any = None,
-    namespace: Mapping[str, Any] | None = None,
+    facts: Facts, policies: Iterable[Any], inputs: Any, at: Any, namespace: Mapping[str, Any] | None
 ) -> tuple[GradientDifference, ...]:
-    """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
-
-    Both are compiled, so that differences in the last bits are usual: XLA fuses them differently. The cotangent of each
-    output is one everywhere. Of a training step, given what it is called with, all that it returns is compared; random
-    numbers are given to the gradient alone, since an optimizer's state is none.
-
-    Args:
-        traced: what ``remat_magic.trace`` gave.
-        policies: the policies, as for ``Trace.report``, and so are ``at`` and ``namespace``.
-        inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one.
-        at: the place of the policies, and of "none".
-        namespace: where identifiers in a key that are no policies of JAX are looked up.
-
-    Returns:
-        One difference for each policy, in their order. Failures are sentences in ``error``.
-
-    Raises:
-        RematError: ``inputs`` is of no known form, or None.
-    """
+    """``Trace.check_gradients``."""
     check_inputs(inputs)
-    facts, engine = traced.facts, traced.facts.engine
     if inputs is None:
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
-    wanted, alone, differences = list(policies), isinstance(inputs, str), list[GradientDifference]()
+    engine, alone, differences = facts.engine, isinstance(inputs, str), list[GradientDifference]()
     arrays, reference, sentence = list[Any](), list[np.ndarray[Any, Any]](), ""
     try:
         arrays = arrays_for(engine, inputs, alone=alone) or []
@@ -56,7 +32,7 @@ def check_gradients(
         )
     except Exception as error:  # noqa: BLE001 - said for each policy
         sentence = failure(f"run {engine.primal.name} without the checkpoint", error)
-    for policy in wanted:
+    for policy in policies:
         variant = facts.choose(policy, at, namespace)
         if sentence or isinstance(variant, Unknown):
             of = variant if isinstance(variant, Unknown) else variant.selection

@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from remat_magic import _jax
-from remat_magic.devices import Device
-from remat_magic.facts.facts import Traced, Unknown, Variant
+from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.measuring.departures import without_effect
-from remat_magic.measuring.measure import MeasureRequest, Stopped, arrays_for, measure, measure_on
-from remat_magic.records import Effort, Measurement, Progress, RematError, Report
+from remat_magic.measuring.measure import How, MeasureRequest, Stopped, arrays_for, measure, measure_on
+from remat_magic.records import Measurement, Progress, RematError, Report
 
 # Compilers for devices that are not here use more than one core each.
 _AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
@@ -29,14 +28,8 @@ class Measuring:
 
     Args:
         traced: what ``remat_magic.trace`` gave.
-        choices: the policies with their places, as for ``Trace.report``.
-        inputs: as for :func:`remat_magic.measuring.measure.measure`. The arrays are held until the last measurement.
-        runs: how many runs to time of each.
-        namespace: where identifiers in a key that are no policies of JAX are looked up.
-        on_update: called with this object, on its thread, whenever ``progress`` or ``results`` have changed. What it
-            raises is logged.
-        device: what to compile for, as for ``Trace.measure``, and so are ``effort`` and ``seconds`` (of each). For one
-            that is not here several policies are compiled at once, where there are the cores.
+        choices: as for ``Trace.measuring``, and so are ``namespace`` and ``on_update``.
+        how: ``inputs``, ``runs``, ``device``, ``effort`` and ``seconds``, as for ``Trace.measure``.
 
     Raises:
         RematError: ``inputs`` is of no known form, or ``runs`` is not positive; no such device, or none to compile for.
@@ -44,19 +37,16 @@ class Measuring:
 
     def __init__(
         self,
-        traced: Traced,
+        traced: Any,
         choices: Sequence[tuple[Any, Any]],
         *,
-        inputs: Any = None,
-        runs: int = 5,
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
-        device: str | Device | None = None,
-        effort: Effort = "full",
-        seconds: float = 600.0,
+        **how: Unpack[How],
     ) -> None:
-        self._request: MeasureRequest | None = MeasureRequest(inputs, runs, device, effort, seconds)
-        self._facts, self._choices, self._namespace = traced.facts, tuple(choices), namespace
+        self._request: MeasureRequest | None = MeasureRequest(**how)
+        self._facts: Facts = traced.facts
+        self._choices, self._namespace = tuple(choices), namespace
         self._on_update = on_update
         self._lock = threading.Lock()  # over what follows; never held while measuring or calling back
         self._results: tuple[Measurement, ...] = ()

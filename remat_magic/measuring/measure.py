@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.departures import offload_kept
 from remat_magic.measuring.elsewhere import compile_for
-from remat_magic.measuring.xla_memory import with_texts
+from remat_magic.measuring.xla_memory import sizes_of, with_texts
 from remat_magic.records import Collective, Effort, Measurement, Note, RematError, XlaMemory
 
 
@@ -37,11 +37,6 @@ def failure(doing: str, error: BaseException) -> str:
         return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
     first = text.split(". ")[0].rstrip(".")
     return f"JAX could not {doing}: {type(error).__name__}: {first[:400]}."
-
-
-def collectives_of(by_kind: Mapping[str, tuple[int, int]] | None) -> tuple[Collective, ...] | None:
-    """What a compiled program communicates, from how often and how much of each kind; None where that is unknown."""
-    return None if by_kind is None else tuple(Collective(kind, *counts) for kind, counts in sorted(by_kind.items()))
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
@@ -178,18 +173,9 @@ def _compile_elsewhere(
             return replace(measured, error=failure(task, RuntimeError(answer["error"])))
         return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
     memory = answer["memory"]
+    host_bytes = sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name)
     measured = replace(
-        measured,
-        temp_bytes=memory["temp"],
-        argument_bytes=memory["argument"],
-        output_bytes=memory["output"],
-        alias_bytes=memory["alias"],
-        peak_bytes=memory.get("peak_memory"),
-        host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
-        flops=answer.get("flops"),
-        bytes_accessed=answer.get("bytes_accessed"),
-        collectives=collectives_of(answer.get("collectives")),
-        rematerialized=answer["rematerialized"],
+        _counted(measured, memory, answer), host_bytes=host_bytes, rematerialized=answer["rematerialized"]
     )
     # A compiler for TPUs refuses what is too big, one for GPUs compiles it.
     available = devices.usable_bytes(device) if device.target.platform == "cuda" else None
@@ -221,6 +207,16 @@ def _with_names(engine: Engine, memory: XlaMemory) -> XlaMemory:
 # A scheduler that orders for parallelism lets temporary memory ignore checkpointing. On two cores neither jax 0.10.2
 # nor 0.12.0.1 takes it, whatever this option says: both then compile what they compile without it.
 _ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+class How(TypedDict, total=False):
+    """The options of a measurement, as for ``Trace.measure``."""
+
+    inputs: Any
+    runs: int
+    device: str | Device | None
+    effort: Effort
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,26 +371,34 @@ def _numbers(
     measured: Measurement, compiled: jax.stages.Compiled, modules: Sequence[_jax.Module] | None
 ) -> Measurement:
     """What the executable says of itself."""
-    memory = _or_none(compiled.memory_analysis)
-    counted = _jax.xla_counts(modules)
+    counted = _counted(measured, sizes_of(_or_none(compiled.memory_analysis)), _jax.xla_counts(modules)._asdict())
     devices = _devices(compiled)
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
     measured = replace(
-        measured,
+        counted,
         device=first.platform if kind.lower() == first.platform else f"{first.platform} {kind}",
         devices=max(1, len(devices)),
         simulated=_are_simulated(devices),
-        temp_bytes=getattr(memory, "temp_size_in_bytes", None),
-        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
-        output_bytes=getattr(memory, "output_size_in_bytes", None),
-        alias_bytes=getattr(memory, "alias_size_in_bytes", None),
-        peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
-        flops=counted.flops,
-        bytes_accessed=counted.bytes_accessed,
-        collectives=collectives_of(counted.collectives),
     )
     return _with_limit(measured, first)
+
+
+def _counted(measured: Measurement, sizes: Mapping[str, int], counts: Mapping[str, Any]) -> Measurement:
+    """With the bytes of a compiled program by their names, and with what XLA counts in it."""
+    by_kind: Mapping[str, tuple[int, int]] | None = counts.get("collectives")
+    collectives = None if by_kind is None else tuple(Collective(kind, *many) for kind, many in sorted(by_kind.items()))
+    return replace(
+        measured,
+        temp_bytes=sizes.get("temp"),
+        argument_bytes=sizes.get("argument"),
+        output_bytes=sizes.get("output"),
+        alias_bytes=sizes.get("alias"),
+        peak_bytes=sizes.get("peak_memory"),
+        flops=counts.get("flops"),
+        bytes_accessed=counts.get("bytes_accessed"),
+        collectives=collectives,
+    )
 
 
 def _with_limit(measured: Measurement, first: Any) -> Measurement:

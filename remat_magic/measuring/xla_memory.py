@@ -35,6 +35,12 @@ _PEAK = re.compile(r"Live ranges at (\d+) \(peak\)")
 _NOTED = re.compile(r"\(cumulative: (\d+) bytes\)")
 
 
+def sizes_of(memory: Any) -> dict[str, int]:
+    """The bytes of ``Compiled.memory_analysis()``, by their names without ``_size`` and ``_in_bytes``."""
+    names = [name for name in dir(memory) if name.endswith("_in_bytes")]
+    return {name.removesuffix("_in_bytes").removesuffix("_size"): getattr(memory, name) for name in names}
+
+
 def dump_options(folder: Path) -> dict[str, Any]:
     """XLA's options by which it writes to a folder what ``read_dump`` reads."""
     return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True, "xla_dump_hlo_as_proto": True}
