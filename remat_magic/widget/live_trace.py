@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from remat_magic import devices
@@ -20,9 +20,7 @@ class LiveTrace:
     """A trace, until it is closed, and what the keys of its shown policies stand for. From any thread.
 
     Args:
-        trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface); None is closed already.
-        namespace: the user's namespace, in which a policy that is no key is looked up.
-        inputs: arguments with values, for measured runs, or None.
+        trace: as for ``RematWidget``, as are ``namespace`` and ``inputs``; None is closed already.
         device: the name of the accelerator that is asked for, empty for this machine; None where nothing is said of it.
 
     Attributes:
@@ -47,8 +45,8 @@ class LiveTrace:
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
-        self._compiled: dict[tuple[str, str, str], Measurement] = {}
-        self.on_compiled: list[Callable[[Measurement], None]] = []  # told what was compiled
+        self._measured: dict[tuple[str, str, str], Measurement] = {}
+        self.on_compiled: list[Callable[[Measurement], None]] = []  # told of what has its memory over time
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -107,20 +105,20 @@ class LiveTrace:
         with self._lock:
             self._offered |= plans
 
-    def compiled(self, policy: str, at: str, device: str) -> Measurement | None:
-        """What was compiled last of a choice for a device, if it told its memory over time; None where nothing was."""
+    def measurements(self) -> dict[tuple[str, str, str], Measurement]:
+        """What was measured, or compiled, by policy, place and the chosen device."""
         with self._lock:
-            return self._compiled.get((policy, at, device))
+            return dict(self._measured)
 
-    def add_compiled(self, measured: Measurement) -> None:
-        """Let the panels know what was compiled for a device."""
-        key = measured.policy, measured.at, measured.device
-        if measured.timeline is None or measured == self.compiled(*key):
-            return
-        with self._lock:
-            self._compiled[key] = measured
-        for tell in self.on_compiled:
-            tell(measured)
+    def add_measured(self, device: str, results: Iterable[Measurement]) -> None:
+        """Let the panels know what was measured on a device, or compiled for it."""
+        for result in results:
+            key = result.policy, result.at, device
+            with self._lock:
+                before, self._measured[key] = self._measured.get(key), result
+            if result.timeline is not None and result != before:
+                for tell in self.on_compiled:
+                    tell(result)
 
     def policy(self, key: str) -> Policy:
         """What a shown key stands for."""

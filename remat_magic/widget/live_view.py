@@ -29,18 +29,11 @@ class LiveView(Channel):
 
     Args:
         live: the inspected function.
-        policy: what to show first: a choice's key.
-        at: where the policy is applied; None is the trace's own default.
-        title: a line before the signature, of how the inspection came about.
+        policy: as for ``RematWidget``, and so are ``at``, ``title`` and ``panels``.
         can_apply: whether there is an Apply button.
-        panels: the tabs.
-
-    Attributes:
-        policy: the key of the policy that is shown.
-        at: where it is applied: "function", a site's key or "sites".
 
     Raises:
-        RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
+        RematError: as ``RematWidget``.
     """
 
     _css = style(live=True)

@@ -40,6 +40,15 @@ def _memory(device: Device | None) -> tuple[str, int] | None:
     return (device.name, usable) if device and usable else None
 
 
+def glance(report: Report) -> dict[str, Any]:
+    """What is seen at first of a report, by its parts."""
+    return {
+        "totals": totals_html(report),
+        "peak": peak_bar_html(report),
+        "notes": notes_html(report, live=True),
+    }
+
+
 class Rendered:
     """The reports of one widget as HTML. From any thread.
 
@@ -80,11 +89,7 @@ class Rendered:
                 "code": report.code,
                 "unpasted": unpasted,
                 "planned": planned,
-                "parts": {
-                    "totals": totals_html(report),
-                    "peak": peak_bar_html(report),
-                    "notes": notes_html(report, live=True),
-                },
+                "parts": glance(report),
                 "counts": {},
                 "names": rows.name_states(report),
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +13,10 @@ from remat_magic.records import Comparison, Effort, Measurement, Places, Progres
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html
 from remat_magic.views.fits import fits_html
-from remat_magic.views.headline import notes_html, totals_html
-from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, select, taught
 from remat_magic.widget.panel import Panel, Request
+from remat_magic.widget.rendered import glance
 
 if TYPE_CHECKING:
     from remat_magic.api import Measuring
@@ -37,8 +35,6 @@ class Compare(Panel):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lock = threading.Lock()
-        self._measured: dict[tuple[str, str, str], Measurement] = {}  # by policy, place and device
         self._job: Measuring | None = None
         self._fitting: Measuring | None = None
         self._wished: Request | None = None  # the newest request for what fits
@@ -98,7 +94,8 @@ class Compare(Panel):
         """The table with its picture, or the check of gradients; what is measured or tried is sent bit by bit."""
         match request.kind:
             case "compare":
-                return {"html": self._compared(request)}
+                comparison = self._comparison(request, self._besides(request))
+                return {"html": comparison_panel(comparison, request.policy, live=True, width=request.width)}
             case "choices":
                 return self._choices(request)
             case "measure":
@@ -112,12 +109,7 @@ class Compare(Panel):
             case "fits":
                 return self._fits(request)
             case "peak":
-                report = self._noted(request)
-                return {
-                    "totals": totals_html(report),
-                    "peak": peak_bar_html(report),
-                    "notes": notes_html(report, live=True),
-                }
+                return glance(self._noted(request))
             case _:
                 return {"html": self._gradients(request)}
 
@@ -126,10 +118,6 @@ class Compare(Panel):
         trace, device = self._live.trace, request.text("device")
         report = trace.report(*self._arguments(request), device=device)
         return report.noted(trace.remarks(*self._arguments(request), device=device))
-
-    def _compared(self, request: Request) -> str:
-        comparison = self._comparison(request, self._besides(request))
-        return comparison_panel(comparison, request.policy, live=True, width=request.width)
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
         device = request.text("device")
@@ -143,8 +131,8 @@ class Compare(Panel):
 
     def _results(self, device: str) -> list[Measurement]:
         """What was measured on a device or compiled for it."""
-        with self._lock:
-            return [result for (*_, measured_on), result in self._measured.items() if measured_on == device]
+        measured = self._live.measurements().items()
+        return [result for (*_, measured_on), result in measured if measured_on == device]
 
     def _choices(self, request: Request) -> dict[str, Any] | None:
         """What each policy of the dropdown does, as it is found out; then which do the same, and the front of all."""
@@ -171,8 +159,7 @@ class Compare(Panel):
     def _besides(self, request: Request) -> list[Policy]:
         """What the reader chose that the dropdown does not offer: plans, and a policy by names."""
         offered = {choice.key for choice in self._live.trace.choices()}
-        with self._lock:
-            measured = [policy for policy, at, _ in self._measured if at == request.at]
+        measured = [policy for policy, at, _ in self._live.measurements() if at == request.at]
         chosen = dict.fromkeys((*self._live.plans(request.at), request.policy, *measured))
         return [self._live.policy(key) for key in chosen if key and key not in offered]
 
@@ -191,10 +178,7 @@ class Compare(Panel):
         def tell(job: Measuring) -> None:
             if live.closed or self._measuring not in (request, None):  # None: it was cancelled, which is told
                 return
-            with self._lock:
-                self._measured |= {(result.policy, result.at, device): result for result in job.results}
-            for result in job.results:
-                live.add_compiled(result)
+            live.add_measured(device, job.results)
             self._send_progress(job.progress, "measure", device)
             self._show_measured(device)
 
@@ -276,9 +260,7 @@ class Compare(Panel):
         full = full or compiled("full")
         if full is None:
             return None
-        with self._lock:
-            self._measured[full.policy, full.at, device.name] = full
-        self._live.add_compiled(full)
+        live.add_measured(device.name, [full])
         self._show_measured(device.name)
         return {"html": fits_html(full, devices.usable_bytes(device))}
 

@@ -28,10 +28,11 @@ class Memory(OnDemand):
     def html(self, request: Request) -> str:
         """The picture and the tables of what is held."""
         device = request.text("device")
-        self._asked[request.policy, request.at, device] = request
+        key = request.policy, request.at, device
+        self._asked[key] = request
         arguments = self._live.arguments(request.policy, request.at)
         timeline = self._live.trace.timeline(*arguments, device=device or None)
-        return timeline_html(timeline, compiled=self._live.compiled(request.policy, request.at, device), live=True)
+        return timeline_html(timeline, compiled=self._live.measurements().get(key), live=True)
 
     def _compiled(self, measured: Measurement) -> None:
         """Tell anew what the reader has opened before it was compiled; on the compiling thread."""
