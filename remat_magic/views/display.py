@@ -25,6 +25,7 @@ from remat_magic.views.advice import advice_html, stake
 from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import plan_html, plan_rows, plan_sentences
+from remat_magic.views.tables import TOP_ROWS
 from remat_magic.views.text import Text, grid, printed, render
 from remat_magic.views.timeline import held_rows, timeline_html
 from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
@@ -75,8 +76,8 @@ def renderable(record: Any) -> RenderableType:
             return Group(*map(Text, sentences), diff)
         case Timeline():
             rows = [
-                (fmt.nbytes(size), value.type, value.kind, what, fmt.location(value.source))
-                for size, value, what in held_rows(record)
+                (fmt.nbytes(row.nbytes), row.type, row.kind, row.what, fmt.location(row.source))
+                for row in held_rows(record)[:TOP_ROWS]
             ]
             return Group(Text(line(record)), _table(("Size", "Type", "Kind", "What", "Source"), rows))
         case Comparison():

@@ -63,8 +63,9 @@ def listing_html(report: Report, live: bool = False, most: int | None = None) ->
         report.complete,
         live,
     )
-    rows_by_line = _by_line(rows)
-    dearest = set(sorted(rows_by_line, key=lambda line: _cost_of(rows_by_line[line]), reverse=True)[:most])
+    rows_by_line = {_line_of(row.source): row for row in rows if row.source is not None}
+    by_cost = sorted(rows_by_line.items(), key=lambda item: (item[1].saved, item[1].flops or 0), reverse=True)
+    dearest = {line for line, _ in by_cost[:most]}
     attributions: _Attributions = {}
     for attribution in expressions(report):
         if attribution.source is not None:
@@ -91,14 +92,6 @@ _LEGEND = (
 
 def _line_of(span: SourceSpan) -> _Line:
     return (span.file, span.cell, span.line)
-
-
-def _cost_of(row: Attribution) -> tuple[int, int]:
-    return row.saved, row.flops or 0
-
-
-def _by_line(rows: Iterable[Attribution]) -> dict[_Line, Attribution]:
-    return {_line_of(row.source): row for row in rows if row.source is not None}
 
 
 def _sections(report: Report, rows: Sequence[Attribution]) -> Iterator[_Section]:

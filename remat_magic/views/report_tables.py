@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, unread
+from remat_magic.views.rows import ResidualRow, recomputed_rows, residual_rows, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
 # So many rows, the biggest, are seen at first: more is not read at a glance.
@@ -31,9 +31,14 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
     nothing_saved = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
     if not folded:
         return nothing_saved + _residuals(report, kept, alive)
+    arguments = [row for row in alive if row.kind == "argument"]
+    constants = [row for row in alive if row.kind != "argument"]
     folds = [
         (f"the other {fmt.count(sum(row.count for row in kept[_FIRST:]), 'value')}", kept[_FIRST:]),
-        *((fmt.count(sum(row.count for row in rows), noun), rows) for noun, rows in _by_noun(alive)),
+        *(
+            (fmt.count(sum(row.count for row in rows), noun), rows)
+            for noun, rows in (("argument", arguments), ("constant", constants))
+        ),
     ]
     return (
         nothing_saved
@@ -56,11 +61,6 @@ def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
     return f'<p class="remat-empty">{what}, {size}; run the cell for all.</p>'
 
 
-def _by_noun(alive: Sequence[ResidualRow]) -> list[tuple[str, list[ResidualRow]]]:
-    arguments = [row for row in alive if row.kind == "argument"]
-    return [("argument", arguments), ("constant", [row for row in alive if row.kind != "argument"])]
-
-
 def _residuals(
     report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = (), plain: bool = False
 ) -> str:
@@ -75,6 +75,7 @@ def _residuals(
         most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
         for row in rows:
             times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
+            whole = f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
             kind = row.first.kind
             hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
             kind_cell = td(
@@ -83,7 +84,7 @@ def _residuals(
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
                 _share(row, sums.get(kind, report.constant_bytes), most),
-                td("type", f"<code>{escape(row.type)}</code>{times}{_replicated(row)}"),
+                td("type", f"<code>{escape(row.type)}</code>{times}{whole}"),
                 "" if plain and one_kind else kind_cell,
                 td("what", what_html(row.label, row.name, row.also)),
                 td("source", where_html(row.first)),
@@ -102,11 +103,6 @@ def _share(row: ResidualRow, whole: int, most: int) -> str:
     if row.first.dropped or not whole:
         return "<td></td>"
     return f'<td class="remat-share" style="--s:{row.nbytes / most:.2g}">{fmt.percent(row.nbytes, whole)}</td>'
-
-
-def _replicated(row: ResidualRow) -> str:
-    """That no device is spared a value."""
-    return f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
 
 
 def _needed(row: ResidualRow, complete: bool) -> str:
@@ -133,7 +129,7 @@ def recomputed_html(report: Report) -> str:
     for row in recomputed_rows(report):
         cells = [
             td("num", row.cost, "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
-            td("num", _runs(row)),
+            td("num", "unknown" if row.runs is None else f"{row.runs:,}"),
             td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
             td("what", what_html(row.primitive, row.name)),
             td("type", code_html(", ".join(row.outputs))),
@@ -149,7 +145,3 @@ def recomputed_html(report: Report) -> str:
         ("Source", "source"),
     ]
     return table("Operations that the backward pass recomputes", heads, rows)
-
-
-def _runs(row: RecomputedRow) -> str:
-    return "unknown" if row.runs is None else f"{row.runs:,}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from remat_magic.records import Equation, PlannedValue, Residual
-from remat_magic.views.format import escape, location
+from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
+from remat_magic.views.format import count, escape, exact, location, nbytes
 from remat_magic.views.linking import linked
 from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
 
@@ -93,6 +94,62 @@ def table(
         f'<table class="{classes}"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+TOP_ROWS = 10  # of a table of what is held
+
+
+class HeldRow(NamedTuple):
+    """``count`` values that are alike and held at a peak; ``nbytes`` are those of all together."""
+
+    count: int
+    nbytes: int
+    type: str
+    kind: str
+    what: str
+    source: SourceSpan | None
+    library: SourceSpan | None = None
+
+
+def held_table(caption: str, kind: str, rows: Sequence[HeldRow], top: int, noun: str) -> str:
+    """What is held at a peak, the biggest first.
+
+    Args:
+        caption: stands above.
+        kind: the head of the column of kinds.
+        rows: all of it.
+        top: how many rows are shown; the others are one together.
+        noun: what it is.
+    """
+    body = list[str]()
+    for row in rows[:top]:
+        times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
+        expression = escape(row.source.expression) if row.source else ""
+        place_html = f'<span class="remat-place">{escape(location(row.source))}</span>' if row.source else ""
+        library = f" <small>{escape(location(row.library))}</small>" if row.library else ""
+        body.append(
+            f'<tr class="remat-row">{_size(row.nbytes)}'
+            f'<td class="remat-type"><code>{escape(row.type)}</code>{times}</td>'
+            f'<td class="remat-kind">{escape(row.kind)}</td>'
+            f'<td class="remat-what"><code>{escape(row.what)}</code></td>'
+            f'<td class="remat-source">{place_html} <code title="{expression}">{expression}</code>{library}</td></tr>'
+        )
+    if rest := rows[top:]:
+        number = count(sum(row.count for row in rest), f"more {noun}")
+        size = _size(sum(row.nbytes for row in rest))
+        body.append(f'<tr class="remat-row">{size}<td colspan="4">in {number}</td></tr>')
+    heads = "".join(
+        f'<th scope="col" class="remat-{column}">{head}</th>'
+        for head, column in (("Size", "num"), ("Type", "type"), (kind, "kind"), ("What", "what"), ("Source", "source"))
+    )
+    return (
+        f'<table class="remat-table remat-stacks"><caption style="text-align:left">{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _size(number: int) -> str:
+    return f'<td class="remat-num" title="{exact(number, "bytes")}">{nbytes(number)}</td>'
 
 
 _HOVERS = {"share": ' title="of all that is of its kind"'}

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from remat_magic.records import LiveValue, Measurement, Moment, Phase, Timeline
 from remat_magic.views import format as fmt
 from remat_magic.views.alive import KINDS, lookup, lookup_attribute, runs, thinned, value_words
-from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
+from remat_magic.views.tables import TOP_ROWS, HeldRow, held_table
 from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
 
-_TOP_ROWS = 10  # of a table
 _BARS = 360  # moments drawn at most; of several in one place the highest is
 _WIDTH, _LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 680, 64, 52, 14, 192, 17  # pixels: all, margins, plot, a line of words
 _AXIS = "estimated memory"
@@ -237,14 +236,17 @@ def _sums(timeline: Timeline) -> str:
     return ": " + ", ".join(f"{word} {fmt.nbytes(nbytes)}" for nbytes, word in sums if nbytes)
 
 
-def held_rows(timeline: Timeline) -> list[tuple[int, LiveValue, str]]:
-    """What is held at the peak, the most bytes first: the bytes of all that are alike, one of them, and what it is."""
-    return [(count * value.nbytes, value, value_words(value)) for count, value in _folded(timeline.alive)[:_TOP_ROWS]]
+def held_rows(timeline: Timeline) -> list[HeldRow]:
+    """What is held at the peak, the most bytes together first."""
+    return [
+        HeldRow(count, count * value.nbytes, value.type, value.kind, value_words(value), value.source)
+        for count, value in _folded(timeline.alive)
+    ]
 
 
 def timeline_html(
     timeline: Timeline,
-    top: int = _TOP_ROWS,
+    top: int = TOP_ROWS,
     compiled: Measurement | None = None,
     live: bool = False,
 ) -> str:
@@ -256,42 +258,12 @@ def timeline_html(
         compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
         live: whether a script is at hand, which tells of other moments what it tells of the peak, and zooms.
     """
-    folded = _folded(timeline.alive)
-    rows = list[str]()
-    for count, value in folded[:top]:
-        total = count * value.nbytes
-        times = f' <span class="remat-times">x{count}</span>' if count > 1 else ""
-        expression = value.source.expression if value.source else ""
-        place = f'<span class="remat-place">{escape(fmt.location(value.source))}</span>' if value.source else ""
-        rows.append(
-            f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
-            f'<td class="remat-type"><code>{escape(value.type)}</code>{times}</td>'
-            f'<td class="remat-kind">{escape(value.kind)}</td>'
-            f'<td class="remat-what"><code>{escape(value_words(value))}</code></td>'
-            f'<td class="remat-source">{place} <code title="{escape(expression)}">{escape(expression)}</code></td></tr>'
-        )
-    rest = folded[top:]
-    if rest:
-        number, total = sum(count for count, _ in rest), sum(count * value.nbytes for count, value in rest)
-        exact = fmt.exact(total, "bytes")
-        rows.append(
-            f'<tr class="remat-row"><td class="remat-num" title="{exact}">{fmt.nbytes(total)}</td>'
-            f'<td colspan="4">in {fmt.count(number, "more value")}</td></tr>'
-        )
-    heads = "".join(
-        f'<th scope="col" class="remat-{kind}">{head}</th>'
-        for head, kind in (("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"))
-    )
     of_step = f" of {timeline.step}" if timeline.step else ""
     caption = f"Held at the peak{of_step}, {_about(timeline)} by estimate{_sums(timeline)}"
     by_xla = compiled.timeline if compiled is not None else None
     svg = timeline_svg(timeline, compiled)
     by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""
-    table = (
-        '<table class="remat-table remat-stacks">'
-        f'<caption style="text-align:left">{escape(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    table = held_table(caption, "Kind", held_rows(timeline), top, "value")
     if not live:
         return f"{svg}{by_compiler}{table}"
     frame = _frame(timeline, compiled)

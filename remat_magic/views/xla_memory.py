@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from remat_magic.records import Measurement, XlaBuffer, XlaMemory
 from remat_magic.views import format as fmt
-from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, text
+from remat_magic.views.tables import HeldRow, held_table
 
 _POINTS = 720  # steps drawn at most; of several in one place the highest is
 XLA_STYLE = (
@@ -115,36 +115,13 @@ def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int) -> str:
     for buffer in here:
         groups.setdefault((buffer.role, buffer.type, _what(buffer), buffer.source, buffer.library), []).append(buffer)
     alike = sorted(groups.values(), key=lambda group: -sum(buffer.nbytes for buffer in group))
-    rows = list[str]()
-    for group in alike[:top]:
-        first, total = group[0], sum(buffer.nbytes for buffer in group)
-        times = f' <span class="remat-times">x{len(group)}</span>' if len(group) > 1 else ""
-        place, expression = fmt.location(first.source), first.source.expression if first.source else ""
-        library = f"<small>{escape(fmt.location(first.library))}</small>" if first.library else ""
-        rows.append(
-            f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
-            f'<td class="remat-type"><code>{escape(first.type)}</code>{times}</td>'
-            f'<td class="remat-kind">{escape(_ROLES[first.role])}</td>'
-            f'<td class="remat-what"><code>{escape(_what(first))}</code></td>'
-            f'<td class="remat-source"><span class="remat-place">{escape(place)}</span> '
-            f'<code title="{escape(expression)}">{escape(expression)}</code> {library}</td></tr>'
-        )
-    if alike[top:]:
-        total = sum(buffer.nbytes for group in alike[top:] for buffer in group)
-        number = sum(len(group) for group in alike[top:])
-        rows.append(
-            f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
-            f'<td colspan="4">in {fmt.count(number, "more buffer")}</td></tr>'
-        )
+    rows = [
+        HeldRow(len(group), sum(buffer.nbytes for buffer in group), first.type, _ROLES[first.role], _what(first),
+                first.source, first.library)
+        for group in alike
+        for first in group[:1]
+    ]  # fmt: skip
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
-    heads = "".join(
-        f'<th scope="col" class="remat-{kind}">{head}</th>'
-        for head, kind in (("Size", "num"), ("Type", "type"), ("Role", "kind"), ("What", "what"), ("Source", "source"))
-    )
     caption = f"{xla_words(measured, memory)} By role: {_sums(here)}.{others}"
-    return (
-        '<table class="remat-table remat-stacks">'
-        f'<caption style="text-align:left">{escape(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    return held_table(caption, "Role", rows, top, "buffer")
