@@ -54,16 +54,7 @@ from remat_magic.records import (
 
 
 def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
-    """A choice of what to keep as an edit of the source of the traced function.
-
-    Args:
-        facts: of the traced function.
-        choice: a plan, or a policy.
-        at: one place, all sites, or a mapping of places to policies; a plan has its own.
-
-    Raises:
-        RematError: as ``trace.edit``.
-    """
+    """``Trace.edit``."""
     editor = _Editor(facts)
     plan = editor.plan_of(choice, at)
     edited = editor.edit(plan)

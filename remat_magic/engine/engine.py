@@ -113,12 +113,7 @@ class Engine:
         return None if self.inside is None else self.inside.step
 
     def of_gradient(self, key: str) -> Self:
-        """One of another gradient that the function takes inside, or of the function itself.
-
-        Raises:
-            RematError: there is no such gradient, or the function itself cannot be differentiated.
-            Exception: whatever the function raises, which is traced once more where it is itself differentiated.
-        """
+        """``Trace.of_gradient``, which can raise what the function raises: it is traced anew to be differentiated."""
         with self.lock, self.given.tracing():  # whichever thread asks
             other: Self = self._copy()
             other._begin(key, False)
@@ -133,16 +128,11 @@ class Engine:
 
     @property
     def postponed(self) -> bool:
-        """Whether XLA was not asked how values are spread only since that takes long: ``of_one_device`` asks."""
+        """``Trace.postponed``."""
         return not self.per_device and (self.given.answer.takes_long or self.primal.answer.takes_long)
 
     def of_one_device(self) -> Self:
-        """One of the same, for which XLA is asked how values are spread, however long that takes.
-
-        Raises:
-            RematError: XLA cannot be asked.
-            Exception: as ``of_gradient``.
-        """
+        """``Trace.of_one_device``, which can raise what the function raises."""
         if self.per_device:
             return self
         with self.lock:
@@ -215,11 +205,7 @@ class Engine:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every checkpoint name of the function, in the order of the program.
-
-        Nested jaxprs are included, and names that only the rules of custom derivatives hold, which are Python and show
-        when they are differentiated.
-        """
+        """``Trace.names``."""
         written, hidden = self._names
         return (*written, *hidden)
 
@@ -344,11 +330,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------- the function
 
     def function(self, selection: Selection, of: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """A callable like the traced function, or like ``of``, with a policy applied.
-
-        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
-        ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
-        """
+        """``Trace.function``."""
         retrace = self.retrace(selection)
         if of is not None:
             return retrace.applied(of, alone=True)

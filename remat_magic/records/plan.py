@@ -107,13 +107,13 @@ class Plan(Displayed, Labelled):
         Its place is added where that tells it from the other of its key, else a number.
         """
         suffix, numbers = "", itertools.count(2)
-        while not self._chooses_as(plans.setdefault(self.policy + suffix, self)):
+        while (other := plans.setdefault(self.policy + suffix, self)) and (other.names, other.at) != (
+            self.names,
+            self.at,
+        ):
             apart = f" at {self.at}"
             suffix = apart if not suffix and plans[self.policy].at != self.at else f" #{next(numbers)}"
         return dataclasses.replace(self, policy=self.policy + suffix, label=self.label + suffix) if suffix else self
-
-    def _chooses_as(self, other: Plan) -> bool:
-        return (self.names, self.at) == (other.names, other.at)
 
     @property
     def gap(self) -> float:
@@ -143,7 +143,7 @@ class Plan(Displayed, Labelled):
         Raises:
             RematError: the file cannot be written, or as ``to_json``.
         """
-        write(path, plan_file.to_json(self))
+        write(path, self.to_json())
 
     def to_json(self) -> str:
         """The plan as JSON text with the version of the format; ``from_json`` has the same plan again.
@@ -151,7 +151,7 @@ class Plan(Displayed, Labelled):
         Raises:
             RematError: a text of it holds characters that no plan file may hold.
         """
-        return plan_file.to_json(self)
+        return plan_file.to_json(Plan, self.to_dict())
 
     @staticmethod
     def from_json(text: str) -> Plan:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from types import NoneType, UnionType
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from remat_magic.errors import RematError
 
@@ -32,14 +32,6 @@ def is_policy(key: str) -> bool:
     return bool(_POLICY.fullmatch(key))
 
 
-class Written(Protocol):
-    """A record that gives itself as plain JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON."""
-        ...
-
-
 def read_file(record: type[_T], path: str | os.PathLike[str]) -> _T:
     """The plan of a file.
 
@@ -56,10 +48,9 @@ def read_file(record: type[_T], path: str | os.PathLike[str]) -> _T:
         raise RematError(f"{what} is no plan: its bytes are no UTF-8 text; save the plan anew.") from None
 
 
-def to_json(plan: Written) -> str:
+def to_json(record: type[Any], data: dict[str, Any]) -> str:
     """The text of a plan's file."""
-    data = plan.to_dict()
-    read(type(plan), data)  # what could not be read again is not written
+    read(record, data)  # what could not be read again is not written
     return json.dumps({"format": _FORMAT, "version": VERSION, "plan": data}, indent=1, allow_nan=False) + "\n"
 
 
