@@ -25,6 +25,15 @@ def _probe(x: Any) -> Any:
     return x
 
 
+def layers(fun: Any) -> Iterator[Any]:
+    """A function and what it wraps, outermost first, as far as wrappers tell."""
+    seen: set[int] = set()
+    while fun is not None and id(fun) not in seen:
+        seen.add(id(fun))
+        yield fun
+        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
+
+
 def has_attributes(thing: Any, *names: str) -> bool:
     """Whether the class of an object has these; ``functools.wraps`` and ``jax.jit`` copy those of what they wrap."""
     kind = type(thing)

@@ -14,7 +14,8 @@ from typing import Any
 
 from remat_magic import libraries
 from remat_magic.editing.source import Function, ParsedText
-from remat_magic.editing.user_code import UserCode, layers, referent
+from remat_magic.editing.user_code import UserCode, referent
+from remat_magic.libraries import layers
 
 PARTIAL = "__remat_magic_partial__"  # what functools.partial is called in copied namespaces
 
@@ -38,11 +39,6 @@ class Application:
     whole: ast.Call | None
     inner: ast.expr | Function | ast.ClassDef | None
     transformation: Any
-
-    @property
-    def is_decorator(self) -> bool:
-        """Whether it stands above a definition."""
-        return self.node in getattr(self.inner, "decorator_list", [])
 
     @functools.cached_property
     def example(self) -> Any:

@@ -234,7 +234,7 @@ class Checkpoints:
                 f"without the checkpoint at line {first} of {text.place} flax would call parameters otherwise: take it "
                 "off by hand."
             )
-        if place.is_decorator and alone:
+        if node in getattr(place.inner, "decorator_list", []) and alone:
             changes.delete_lines(first, last)
         elif place.whole is not None and isinstance(place.inner, ast.expr):
             inner = text.segment(place.inner)
@@ -268,7 +268,6 @@ class Checkpoints:
         bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
         if bound:
             changes.drop_keywords(call)
-        if bound:
             changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
         else:
             changes.wrap(call.func, start, end)

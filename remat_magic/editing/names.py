@@ -72,7 +72,7 @@ def probed(code: UserCode) -> tuple[dict[str, ast.Module], list[Nameable]]:
         trees[file] = copy.deepcopy(text.tree)
         prober = _Prober(text, trees[file], places)
         functions = functions_of(trees[file])
-        for number in code.executed(file):
+        for number in sorted({number for (where, _), number in code.codes.items() if where == file}):
             prober.into(functions[number])
         ast.fix_missing_locations(trees[file])
     return trees, places
@@ -98,7 +98,8 @@ class _Prober(ast.NodeTransformer):
         arguments = function.args
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         start = [self._bind(function, name) for name in names if name not in ("self", "cls")]
-        body = [after for statement in function.body for after in _as_list(self.visit(statement))]
+        visited = [self.visit(statement) for statement in function.body]
+        body = [after for new in visited for after in (new if isinstance(new, list) else [new])]
         at = body_start(function)
         function.body = [*body[:at], *start, *body[at:]]
 
@@ -130,10 +131,6 @@ class _Prober(ast.NodeTransformer):
         value = ast.copy_location(ast.Name(name, ast.Load()), where)
         call = self._call(value, Nameable(self._text, self._original(node), name))
         return ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), where)
-
-
-def _as_list(node: Any) -> list[Any]:
-    return node if isinstance(node, list) else [node]
 
 
 def body_start(node: Any) -> int:

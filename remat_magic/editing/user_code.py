@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import gc
 import itertools
 import sys
@@ -19,6 +18,7 @@ from remat_magic.engine import signature
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
+from remat_magic.libraries import layers
 from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
@@ -91,10 +91,6 @@ class UserCode:
                 code.namespaces[file] = _module_namespace(text)
         return code
 
-    def executed(self, file: str) -> list[int]:
-        """The numbers of a text's functions that ran."""
-        return sorted({number for (where, _), number in self.codes.items() if where == file})
-
     def number_of(self, function: Any) -> int | None:
         """The number of a function in its text, None where it is of no text."""
         code = getattr(function, "__code__", None)
@@ -143,16 +139,6 @@ def _module_namespace(text: ParsedText) -> dict[str, Any]:
         if getattr(module, "__file__", None) == text.file:
             return vars(module)
     raise RematError(f"the namespace of {text.place} cannot be found: define the function in a module or a cell.")
-
-
-def layers(function: Any) -> Iterator[Any]:
-    """A function and what it wraps, outermost first, as far as wrappers tell."""
-    seen: set[int] = set()
-    while function is not None and id(function) not in seen:
-        seen.add(id(function))
-        yield function
-        inner = function.func if isinstance(function, functools.partial) else None
-        function = inner or getattr(function, "__wrapped__", None)
 
 
 def _reachable(*roots: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import bisect
-import functools
+import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +15,7 @@ from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import as_typed
 from remat_magic.jaxprs.walk import walk
+from remat_magic.libraries import layers
 from remat_magic.parsing import parse_source
 from remat_magic.records import SourceSpan, SourceText
 
@@ -59,12 +60,8 @@ def _is_cell(cell: int | None, file: str) -> bool:
 
 def _defining_file(fun: Any) -> str:
     """The file of the innermost Python function under partials, methods, ``jit`` and the like; "" if there is none."""
-    for _ in range(100):  # a wrapper may be its own __wrapped__
-        inner = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
-        inner = inner if inner is not None else getattr(fun, "__func__", None)
-        if inner is None:
-            break
-        fun = inner
+    *_, innermost = itertools.islice(layers(fun), 100)
+    fun = getattr(innermost, "__func__", innermost)
     call = fun if hasattr(fun, "__code__") else vars(type(fun)).get("__call__")  # a module of flax or equinox
     code = getattr(call, "__code__", None)
     return getattr(code, "co_filename", "")

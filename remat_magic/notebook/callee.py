@@ -24,7 +24,8 @@ from remat_magic._jax.wrappers import (
     is_forward_derivative,
     is_jitted,
 )
-from remat_magic.notebook.functions import consumes, layers, lowered_by, name_of, prepares, takes_the_function
+from remat_magic.libraries import layers
+from remat_magic.notebook.functions import consumes, lowered_by, name_of, prepares, takes_the_function
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file

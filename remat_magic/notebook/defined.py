@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic._jax.wrappers import is_checkpoint
+from remat_magic.libraries import layers
 from remat_magic.notebook.callee import Callee, called
-from remat_magic.notebook.functions import layers, name_of
+from remat_magic.notebook.functions import name_of
 from remat_magic.records import RematError
 
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax.ad_checkpoint import print_saved_residuals
 
 from remat_magic import libraries
 from remat_magic._jax.wrappers import is_backward_pass, is_jitted
+from remat_magic.libraries import layers
 from remat_magic.user_files import is_user_file
 
 # Of JAX's own functions those that are called for what comes out of others.
@@ -104,12 +105,3 @@ def _is_users(fun: Any) -> bool:
 def name_of(fun: Any) -> str:
     """The function's own name, or its type's."""
     return str(getattr(fun, "__name__", type(fun).__name__))
-
-
-def layers(fun: Any) -> Iterator[Any]:
-    """The function and what it wraps, outermost first, as far as wrappers tell."""
-    visited: set[int] = set()
-    while fun is not None and id(fun) not in visited:
-        visited.add(id(fun))
-        yield fun
-        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
