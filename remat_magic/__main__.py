@@ -14,16 +14,16 @@ from jax.ad_checkpoint import checkpoint_name
 from remat_magic import _jax, devices, units
 from remat_magic.api import trace
 from remat_magic.errors import RematError
-from remat_magic.measuring.elsewhere import MOST_KEPT, compiled_folder
+from remat_magic.measuring.elsewhere import MOST_KEPT, compiled_folder, version
 
 
 def environment() -> tuple[list[str], bool]:
     """The environment in lines of text, and whether all that is needed is there."""
     tested = "tested" if _jax.is_tested() else "not a line of jax that was tested"
     lines = [
-        f"remat_magic {_version('remat_magic') or 'as a folder, not installed'}",
-        f"Python {platform.python_version()}",
-        f"jax {jax.__version__}, jaxlib {_version('jaxlib')} ({tested})",
+        f"remat_magic {version('remat_magic') or 'as a folder, not installed'}",
+        f"Python {platform.pythonversion()}",
+        f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({tested})",
     ]
     failed = _self_check()
     try:
@@ -36,7 +36,7 @@ def environment() -> tuple[list[str], bool]:
     lines += [f"this jax has no {lack.name}: {lack.effect}" for lack in lacks]
     if not lacks and not failed:
         lines.append("nothing of this jax is missing")
-    missing = [package for package in _packages() if not _version(package)]
+    missing = [package for package in _packages() if not version(package)]
     lines += [f"missing: {', '.join(missing)}"] if missing else []
     lines += _compilers()
     return lines, not (missing or failed)
@@ -72,16 +72,9 @@ def _self_check() -> str:
     return "" if complete else "a small function is not traced as it is on the versions that were tested"
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _packages() -> list[str]:
     """The packages that this one asks for, without those of its extras."""
-    asked_for = (metadata.requires("remat_magic") or ()) if _version("remat_magic") else ()
+    asked_for = (metadata.requires("remat_magic") or ()) if version("remat_magic") else ()
     needed = [text for text in asked_for if "extra ==" not in text]
     return [match[0] for text in needed if (match := re.match(r"[\w.-]+", text))]
 

@@ -30,14 +30,14 @@ def offload_kept(residual_types: Sequence[Any], modules: Sequence[_jax.Module] |
     return (Note("offload-kept", sentence),)
 
 
-def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, Note]:
+def without_effect(measured: Sequence[tuple[Report | None, Measurement]]) -> dict[int, Note]:
     """Savings on paper that temporary memory does not show, compared with "none" at the same place.
 
     XLA takes operations of the recomputation for those of the forward pass where no barrier keeps them apart, drops a
     forward pass that only the backward pass read, and computes cheap residuals again in fusions rather than keep them.
 
     Args:
-        measured: reports with their measurements.
+        measured: reports with their measurements; None of what there is no report.
 
     Returns:
         Notes by the number of the measurement.
@@ -45,11 +45,11 @@ def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, 
     plain = {
         report.at: (report, measurement)
         for report, measurement in measured
-        if report.policy == "none" and measurement.temp_bytes is not None
+        if report is not None and report.policy == "none" and measurement.temp_bytes is not None
     }
     notes: dict[int, Note] = {}
     for number, (report, measurement) in enumerate(measured):
-        if report.policy == "none" or report.at not in plain or measurement.temp_bytes is None:
+        if report is None or report.policy == "none" or report.at not in plain or measurement.temp_bytes is None:
             continue
         without, reference = plain[report.at]
         assert reference.temp_bytes is not None

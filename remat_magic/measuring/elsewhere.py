@@ -193,7 +193,7 @@ def _kept(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
     folder = compiled_folder()
     if folder is None:
         return None
-    versions = {package: _version(package) for package in _PACKAGES}
+    versions = {package: version(package) for package in _PACKAGES}
     own = {name: os.environ.get(name, "") for name in _OWN_SETTINGS}
     key = json.dumps([_FORMAT, text, request, effort, versions, own], sort_keys=True)
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
@@ -220,7 +220,8 @@ def _bound(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """The version of an installed package; empty where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

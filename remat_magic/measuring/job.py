@@ -49,8 +49,7 @@ class Measuring:
         self._choices, self._namespace = tuple(choices), namespace
         self._on_update = on_update
         self._lock = threading.Lock()  # over what follows; never held while measuring or calling back
-        self._results: tuple[Measurement, ...] = ()
-        self._reports: tuple[Report | None, ...] = ()
+        self._done: tuple[tuple[Report | None, Measurement], ...] = ()  # no report of what failed
         self._progress = Progress(0, len(self._choices))
         self._settings = _jax.thread_settings()
         # A daemon: a compilation cannot be interrupted, and leaving Python should not wait for one.
@@ -67,14 +66,11 @@ class Measuring:
     def results(self) -> tuple[Measurement, ...]:
         """The measurements so far, in the order of the choices, each with what it shows beside the others."""
         with self._lock:
-            results, reports = self._results, self._reports
-        pairs = zip(reports, results, strict=True)
-        reported = [(i, report, result) for i, (report, result) in enumerate(pairs) if report is not None]
-        notes = without_effect([(report, result) for _, report, result in reported])
-        added = {reported[number][0]: note for number, note in notes.items()}
+            done = self._done
+        notes = without_effect(done)
         return tuple(
-            replace(result, findings=(*result.findings, added[number])) if number in added else result
-            for number, result in enumerate(results)
+            replace(result, findings=(*result.findings, notes[number])) if number in notes else result
+            for number, (_, result) in enumerate(done)
         )
 
     def cancel(self) -> None:
@@ -111,7 +107,7 @@ class Measuring:
         for done, (variant, result) in enumerate(zip(variants, self._measurements(variants), strict=True)):
             report = None if result.error or isinstance(variant, Unknown) else variant.preview
             last = done + 1 == len(self._choices)
-            self._step(Progress(done + 1, len(self._choices)), (result, report), tell=last)
+            self._step(Progress(done + 1, len(self._choices)), (report, result), tell=last)
 
     def _measurements(self, variants: Sequence[Variant | Unknown]) -> Iterator[Measurement]:
         """One for each choice, in their order; each begins when the one before is taken."""
@@ -156,16 +152,13 @@ class Measuring:
         at = self._choices[number][1]
         return name if not isinstance(at, str) or name.endswith(f" at {at}") else f"{name} at {at}"
 
-    def _step(
-        self, progress: Progress, done: tuple[Measurement, Report | None] | None = None, tell: bool = True
-    ) -> None:
+    def _step(self, progress: Progress, *done: tuple[Report | None, Measurement], tell: bool = True) -> None:
         """Publish, unless it was cancelled meanwhile; the beginning of the next one tells of the end of the last."""
         with self._lock:
             if self._progress.cancelled:
                 raise Stopped
             self._progress = progress
-            if done is not None:
-                self._results, self._reports = (*self._results, done[0]), (*self._reports, done[1])
+            self._done += done
         if tell:
             self._tell()
 
