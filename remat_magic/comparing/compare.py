@@ -23,18 +23,9 @@ def compare(
     *,
     merge: bool = False,
 ) -> Comparison:
-    """``Trace.compare``.
+    """``Trace.compare`` of some choices, of which those that do just the same share a row where it is to ``merge``.
 
-    Args:
-        facts: of the traced function.
-        choices: what to compare.
-        no_gain: what tells where a peak is no lower than without a checkpoint, and what would lower it.
-        device: as for ``Trace.compare``.
-        measurements: as for ``Trace.compare``.
-        merge: whether choices that do just the same share a row.
-
-    Raises:
-        RematError: no such device. A choice that fails is a row with its error.
+    ``no_gain`` tells where a peak is no lower than without a checkpoint, and what would lower it.
     """
     chosen = devices.default() if device is None else devices.get(device)
     memory = PLAIN if device is None else memory_of(chosen)

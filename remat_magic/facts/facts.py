@@ -49,13 +49,7 @@ class Facts:
         self.first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, that of the first report
 
     def under(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Variant:
-        """The function under one choice, which is looked up here and nowhere else.
-
-        Args:
-            policy: a key (see :mod:`remat_magic.policies`), a plan, a JAX policy or any policy callable.
-            at: ``"function"``, a site's key, ``"sites"`` for all of them, or a mapping of site key to policy; by
-                default ``default_at``.
-            namespace: where identifiers in a key that are no policies of JAX are looked up.
+        """The function under one choice, as ``Trace.report`` takes it, which is looked up here and nowhere else.
 
         Raises:
             RematError: no such policy, site or name.

@@ -8,6 +8,7 @@ import itertools
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -305,29 +306,17 @@ def program(
         seen.add(token.number)
         again = next((repeated[id(item.eqn)] for item in tokens if id(item.eqn) in repeated), None)
         kind: RecomputationKind = "" if again is None else "repeated" if again else "deferred"
-        lines.append(
-            ProgramLine(
-                text,
-                place.source,
-                _jax.primitive_name(token.eqn) if first else "",
-                marked,
-                kind,
-                place.path,
-                token.number,
-                place.number,
-                place.library,
-            )
+        line = ProgramLine(
+            text,
+            place.source,
+            _jax.primitive_name(token.eqn) if first else "",
+            marked,
+            kind,
+            place.path,
+            token.number,
+            place.number,
+            place.library,
         )
-        lines += [
-            ProgramLine(
-                line,
-                place.source,
-                path=place.path,
-                equation=token.number,
-                operation=place.number,
-                library=place.library,
-            )
-            for line in further
-        ]
+        lines += [line, *(replace(line, text=rest, primitive="", residuals=(), recomputation="") for rest in further)]
     tagger.close()
     return Program(tuple(lines), tagger.count)

@@ -22,13 +22,7 @@ from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, 
 
 
 def what_if(variant: Variant, device: devices.Device | None, against: Plan | None = None) -> Listed[WhatIf]:
-    """``Trace.what_if``, worked out on the graph that plans are made on, all in one go.
-
-    Args:
-        variant: what the rows are against.
-        device: whose seconds are estimated. Default: the one that JAX runs on.
-        against: the plan that the choice was asked for by.
-    """
+    """``Trace.what_if``, on the graph that plans are made on; ``against`` is the plan that the choice was asked by."""
     chosen, facts, selection = device or devices.default(), variant.facts, variant.selection
     if selection.policy == MIXED:
         raise RematError(ONE_PLACE)

@@ -24,72 +24,58 @@ SOURCE, DESTINATION = "device", "pinned_host"  # the memories of JAX's own offlo
 _NAMES = Parameter("names", "names")
 MEMORIES = (Parameter("offload_src", "memory", SOURCE), Parameter("offload_dst", "memory", DESTINATION))
 
+
+def _row(key: str, meaning: str, *parameters: Parameter, label: str = "", aliases: tuple[str, ...] = ()) -> Choice:
+    return Choice(key, label or key, meaning, parameters=parameters, aliases=aliases)
+
+
 TABLE = (
-    Choice("as_written", "as written", "The checkpoints and policies that the program itself has."),
-    Choice("none", "none", "No checkpoint here: autodiff saves whatever its rules ask for."),
-    Choice(
-        "nothing_saveable",
-        "nothing_saveable",
-        "Save no intermediate, recompute all (JAX's default when policy is None).",
-    ),
-    Choice("everything_saveable", "everything_saveable", "Save every intermediate that the derivatives read."),
-    Choice(
-        "dots_saveable",
+    _row("as_written", "The checkpoints and policies that the program itself has.", label="as written"),
+    _row("none", "No checkpoint here: autodiff saves whatever its rules ask for."),
+    _row("nothing_saveable", "Save no intermediate, recompute all (JAX's default when policy is None)."),
+    _row("everything_saveable", "Save every intermediate that the derivatives read."),
+    _row(
         "dots_saveable",
         "Save the outputs of matrix multiplications and convolutions, recompute the rest.",
         aliases=("checkpoint_dots",),
     ),
-    Choice(
-        "dots_with_no_batch_dims_saveable",
+    _row(
         "dots_with_no_batch_dims_saveable",
         "Save the outputs of matrix multiplications without batch dimensions (weights times activations).",
         aliases=("checkpoint_dots_with_no_batch_dims",),
     ),
-    Choice(
-        "offload_dot_with_no_batch_dims",
+    _row(
         "offload_dot_with_no_batch_dims",
         "As dots_with_no_batch_dims_saveable, but move what is saved to another memory.",
-        parameters=MEMORIES,
+        *MEMORIES,
     ),
-    Choice(
-        "save_only_these_names",
-        "save_only_these_names",
-        "Save the values with these checkpoint names, recompute the rest.",
-        parameters=(_NAMES,),
-    ),
-    Choice(
-        "save_any_names_but_these",
-        "save_any_names_but_these",
-        "Save every named value except these, recompute the rest.",
-        parameters=(_NAMES,),
-    ),
-    Choice(
-        "save_anything_except_these_names",
+    _row("save_only_these_names", "Save the values with these checkpoint names, recompute the rest.", _NAMES),
+    _row("save_any_names_but_these", "Save every named value except these, recompute the rest.", _NAMES),
+    _row(
         "save_anything_except_these_names",
         "Saves everything: in JAX today this factory ignores the names it is given.",
-        parameters=(_NAMES,),
+        _NAMES,
     ),
-    Choice(
-        "save_and_offload_only_these_names",
+    _row(
         "save_and_offload_only_these_names",
         "Save some named values, move others to another memory, recompute the rest.",
-        parameters=(
-            Parameter("names_which_can_be_saved", "names", ""),
-            Parameter("names_which_can_be_offloaded", "names", ""),
-            *MEMORIES,
-        ),
+        Parameter("names_which_can_be_saved", "names", ""),
+        Parameter("names_which_can_be_offloaded", "names", ""),
+        *MEMORIES,
     ),
-    Choice(
-        "save_from_both_policies",
+    _row(
         "save_from_both_policies",
         "Save what either of two policies saves.",
-        parameters=(Parameter("policy_1", "policy"), Parameter("policy_2", "policy")),
+        Parameter("policy_1", "policy"),
+        Parameter("policy_2", "policy"),
     ),
-    Choice(
+    _row(
         "names",
-        "by name",
         "Save, offload or recompute each named value.",
-        parameters=(Parameter("save", "names", ""), Parameter("offload", "names", ""), *MEMORIES),
+        Parameter("save", "names", ""),
+        Parameter("offload", "names", ""),
+        *MEMORIES,
+        label="by name",
     ),
 )
 ROWS: dict[str, Choice] = {row.key: row for row in TABLE}

@@ -12,6 +12,7 @@ from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed
 from remat_magic.records.comparison_row import ComparisonRow, Ranking
 from remat_magic.records.measurement import Measurement
+from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
 from remat_magic.units import nbytes, parse_bytes
 
@@ -267,23 +268,11 @@ class Comparison(Displayed):
         return flat
 
 
-class _Figures(Protocol):
-    @property
-    def saved_bytes(self) -> int | None: ...
-    @property
-    def peak_bytes(self) -> int | None: ...
-
-
 _HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
 
 
-def no_gain(choice: _Figures, without: _Figures) -> str:
-    """One sentence where a choice saves less than there is without a checkpoint, and the peak is hardly lower.
-
-    Args:
-        choice: a report, a plan or a row.
-        without: the same without a checkpoint.
-    """
+def no_gain(choice: Report | Plan | ComparisonRow, without: Report | ComparisonRow) -> str:
+    """One sentence where a choice saves less than there is ``without`` a checkpoint, and the peak is hardly lower."""
     if without.peak_bytes is None or choice.peak_bytes is None:
         return ""
     less, lower = (without.saved_bytes or 0) - (choice.saved_bytes or 0), without.peak_bytes - choice.peak_bytes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from remat_magic.records import Equation, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key
+
+_Key = TypeVar("_Key")
 
 # Longer lists say how many more there are.
 _KINDS_SHOWN = 8
@@ -65,21 +68,24 @@ def _counted(kinds: Iterable[str]) -> str:
     return ", ".join([*shown, f"and {not_shown} more"] if not_shown else shown)
 
 
-def _kept(report: Report) -> list[Residual]:
-    return [residual for residual in report.residuals if residual.kept]
-
-
 def line_rows(report: Report) -> list[Attribution]:
     """The lines that save or recompute anything, in the order of the source.
 
     A value that several expressions can have made counts once, for the first of them.
     """
-    by_line: dict[tuple[int, str, int, int], Attribution] = {}
-    for residual in _kept(report):
-        by_line.setdefault(_key(residual.source), Attribution(residual.source)).residuals.append(residual)
+    by_line = _attributed(report, _key)
+    return [by_line[key] for key in sorted(by_line)]
+
+
+def _attributed(report: Report, key: Callable[[SourceSpan | None], _Key]) -> dict[_Key, Attribution]:
+    """What is saved and recomputed by its place, as ``key`` tells places apart."""
+    by_key: dict[_Key, Attribution] = {}
+    for residual in report.residuals:
+        if residual.kept:
+            by_key.setdefault(key(residual.source), Attribution(residual.source)).residuals.append(residual)
     for equation in report.recomputed:
-        by_line.setdefault(_key(equation.source), Attribution(equation.source)).equations.append(equation)
-    return [attribution for _, attribution in sorted(by_line.items(), key=lambda item: item[0])]
+        by_key.setdefault(key(equation.source), Attribution(equation.source)).equations.append(equation)
+    return by_key
 
 
 def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
@@ -91,11 +97,5 @@ def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
 
 def expressions(report: Report) -> list[Attribution]:
     """The expressions that save or recompute anything, each once, in the order of the report."""
-    by_key: dict[str, Attribution] = {}
-    for residual in _kept(report):
-        if (span := residual.source) is not None:
-            by_key.setdefault(expression_key(span), Attribution(span)).residuals.append(residual)
-    for equation in report.recomputed:
-        if (span := equation.source) is not None:
-            by_key.setdefault(expression_key(span), Attribution(span)).equations.append(equation)
-    return list(by_key.values())
+    by_key = _attributed(report, lambda span: "" if span is None else expression_key(span))
+    return [attribution for attribution in by_key.values() if attribution.source is not None]

@@ -50,20 +50,15 @@ def notes_html(report: Report, live: bool = False) -> str:
     if report.backward_error:
         sentences.insert(0, report.backward_error)
     sentences += uncounted(report)
-    return "".join(map(_live_note if live else _note, sentences))
+    return "".join(_note(sentence, live) for sentence in sentences)
 
 
-def _note(sentence: str) -> str:
-    return f'<p class="remat-note">{_marked(sentence)}</p>'
-
-
-def _live_note(sentence: str) -> str:
+def _note(sentence: str, live: bool) -> str:
+    marked = f'<b aria-hidden="true">!</b> {escape(sentence)}'
+    if not live:
+        return f'<p class="remat-note">{marked}</p>'
     button = whole(sentence.kind if isinstance(sentence, Note) else "note", "The whole note")
-    return f'<p class="remat-note remat-briefly"><span class="remat-brief">{_marked(sentence)}</span>{button}</p>'
-
-
-def _marked(sentence: str) -> str:
-    return f'<b aria-hidden="true">!</b> {escape(sentence)}'
+    return f'<p class="remat-note remat-briefly"><span class="remat-brief">{marked}</span>{button}</p>'
 
 
 def whole(kind: str, label: str) -> str:

@@ -27,10 +27,7 @@ _PICK = "Only this line, in tables and jaxprs; once more shows all again"
 class _Section:
     """Lines of one cell or file under one fold."""
 
-    place: str
-    file: str
-    cell: int | None
-    function: str
+    text: SourceText
     unfolded: bool
     lines: tuple[Listed, ...]
     gaps: bool = False  # whether it is told where lines are left out
@@ -73,9 +70,12 @@ def listing_html(report: Report, live: bool = False, most: int | None = None) ->
     folds = list[str]()
     for section in _sections(report, rows):
         # A line counts once, should it stand in two texts.
-        own = {number: rows_by_line.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
+        own = {
+            number: rows_by_line.pop((section.text.file, section.text.cell, number), None)
+            for number, _, _ in section.lines
+        }
         if most is not None:
-            lines = tuple(line for line in section.lines if (section.file, section.cell, line[0]) in dearest)
+            lines = tuple(line for line in section.lines if (section.text.file, section.text.cell, line[0]) in dearest)
             section = replace(section, lines=lines, gaps=True)
         if section.lines or most is None:
             folds.append(_fold(section, own, attributions, scale))
@@ -103,9 +103,7 @@ def _sections(report: Report, rows: Sequence[Attribution]) -> Iterator[_Section]
     for text in texts:
         lines = _listed(text)
         listed.update((text.file, text.cell, number) for number, _, _ in lines)
-        yield _Section(
-            text.place, text.file, text.cell, text.function, text.cell is not None or text.file == home, lines
-        )
+        yield _Section(text, text.cell is not None or text.file == home, lines)
     others: dict[tuple[str, int | None], list[SourceSpan]] = {}
     for row in rows:
         span = row.source
@@ -114,7 +112,7 @@ def _sections(report: Report, rows: Sequence[Attribution]) -> Iterator[_Section]
     for (file, cell), spans in others.items():
         lines = tuple((span.line, line := split_lines(span.text)[0], words(line)[0]) for span in spans)
         unfolded = cell is not None or not texts
-        yield _Section(SourceText(file, cell, "", 0, "").place, file, cell, "", unfolded, lines)
+        yield _Section(SourceText(file, cell, "", 0, ""), unfolded, lines)
 
 
 def _listed(text: SourceText) -> tuple[Listed, ...]:
@@ -123,7 +121,7 @@ def _listed(text: SourceText) -> tuple[Listed, ...]:
 
 
 def _fold(section: _Section, rows: dict[int, Attribution | None], attributions: _Attributions, scale: _Scale) -> str:
-    places = ((section.file, section.cell, number) for number, _, _ in section.lines)
+    places = ((section.text.file, section.text.cell, number) for number, _, _ in section.lines)
     inside = [attribution for place in places for attribution in attributions.get(place, ())]
     marks = marks_by_line(section.lines, inside, scale.live)
     body = list[str]()
@@ -133,7 +131,7 @@ def _fold(section: _Section, rows: dict[int, Attribution | None], attributions: 
             body.append(f'<tr class="remat-gap"><td class="remat-no">⋮</td><td></td>{_costs(None, scale)}</tr>')
         before = number
         row = rows[number]
-        key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
+        key = line_key(SourceSpan(section.text.file, "", number, 0, number, 0, section.text.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
             f'data-place="{escape(fmt.location(row.source))}" aria-label="line {number}" title="{_PICK}" {KEYS}>'
@@ -143,7 +141,7 @@ def _fold(section: _Section, rows: dict[int, Attribution | None], attributions: 
         )
         code = _code_cell(line, coloured, marks.get(number, ()), scale)
         body.append(f'<tr data-line="{key}"><td class="remat-no">{shown}</td>{code}{_costs(row, scale)}</tr>')
-    name = " ".join(filter(None, [section.place, section.function])) or "source"
+    name = " ".join(filter(None, [section.text.place, section.text.function])) or "source"
     return (
         f"<details{' open' if section.unfolded else ''}><summary {KEYS}>{_summary(section, rows, scale)}</summary>"
         f"{_table(f'Lines of {name}', body)}</details>"
@@ -155,12 +153,12 @@ def _summary(section: _Section, rows: dict[int, Attribution | None], scale: _Sca
     saved = sum(row.saved for row in costing)
     again = Attribution(None, equations=[equation for row in costing for equation in row.equations])
     title = list[str]()
-    if section.place:
+    if section.text.place:
         # The path of a kept notebook's file, or of a cell, tells its readers nothing.
-        hover = f' title="{escape(section.file)}"' if scale.live and section.cell is None else ""
-        title.append(f'<span class="remat-place"{hover}>{escape(section.place)}</span>')
-    if section.function:
-        title.append(f"<code>{escape(section.function)}</code>")
+        hover = f' title="{escape(section.text.file)}"' if scale.live and section.text.cell is None else ""
+        title.append(f'<span class="remat-place"{hover}>{escape(section.text.place)}</span>')
+    if section.text.function:
+        title.append(f"<code>{escape(section.text.function)}</code>")
     parts = [_range(section)]
     if saved:
         parts.append(f"saved {fmt.nbytes(saved)}")

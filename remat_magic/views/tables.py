@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
 from remat_magic.views.format import count, escape, exact, location, nbytes
@@ -99,7 +99,8 @@ def table(
 TOP_ROWS = 10  # of a table of what is held
 
 
-class HeldRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeldRow:
     """``count`` values that are alike and held at a peak; ``nbytes`` are those of all together."""
 
     count: int
