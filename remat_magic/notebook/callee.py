@@ -59,14 +59,6 @@ class Callee:
         """With one more note in front; none if it is empty."""
         return replace(self, notes=(remark, *self.notes)) if remark else self
 
-    def layers(self) -> Iterator[Any]:
-        """The function and what it wraps, outermost first, as far as wrappers tell."""
-        return layers(self.fun)
-
-    def layers_of_loss(self) -> Iterator[Any]:
-        """The same of ``loss``."""
-        return layers(self.loss)
-
 
 def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee:
     """The function that the call ``fun(*args, **kwargs)`` differentiates, or that it calls.

@@ -250,9 +250,11 @@ class RematMagics(Magics):
 
         Where only the gradient of a function has a name, as a decorator leaves it, that gradient is traced as it is.
         """
+        from remat_magic.libraries import layers
+
         namespace = self.session.namespace
         try:
-            return callee, Rebinding(namespace, callee.layers(), callee.layers_of_loss())
+            return callee, Rebinding(namespace, layers(callee.fun), layers(callee.loss))
         except RematError:
             gradient = None if options.wrt else callee.gradient
             if gradient is not None:

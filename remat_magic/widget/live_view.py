@@ -121,10 +121,8 @@ class LiveView(Channel):
         if self._live.closed:
             return
         self._live.close()
-        self._worker.post(None)
-        self._peek_worker.post(None)
-        self._turn_worker.post(None)
-        self._device_worker.post(None)
+        for worker in (self._worker, self._peek_worker, self._turn_worker, self._device_worker):
+            worker.post(None)
         for panel in self._panels:
             panel.close()
         layout = self.layout

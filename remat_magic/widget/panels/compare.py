@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
@@ -266,20 +266,8 @@ class Compare(Panel):
 
     def _send_progress(self, now: Progress, job: str, device: str) -> None:
         doing, did = _SAID[job]
-        self._send(
-            {
-                "type": "progress",
-                "job": job,
-                "device": device,
-                "doing": doing,
-                "did": did,
-                "done": now.done,
-                "total": now.total,
-                "current": now.current,
-                "finished": now.finished,
-                "cancelled": now.cancelled,
-            }
-        )
+        about = {"type": "progress", "job": job, "device": device, "doing": doing, "did": did}
+        self._send({**about, **asdict(now), "finished": now.finished})
 
     def _try_places(self, request: Request) -> None:
         """Which place, and which policy there; what is known is shown as it grows, until another search is begun."""
