@@ -22,7 +22,7 @@ def environment() -> tuple[list[str], bool]:
     tested = "tested" if _jax.is_tested() else "not a line of jax that was tested"
     lines = [
         f"remat_magic {version('remat_magic') or 'as a folder, not installed'}",
-        f"Python {platform.pythonversion()}",
+        f"Python {platform.python_version()}",
         f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({tested})",
     ]
     failed = _self_check()

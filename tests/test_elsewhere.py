@@ -124,7 +124,7 @@ def test_what_was_kept_by_another_version_or_is_broken_is_compiled_anew(pretend,
     for kept in (cache / "compiled").glob("*.json"):
         kept.write_text('{"memory": ')
     assert trace.measure("none", device=H100).temp_bytes == 8
-    monkeypatch.setattr(elsewhere, "_version", lambda package: "another")
+    monkeypatch.setattr(elsewhere, "version", lambda package: "another")
     trace.measure("none", device=H100)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
     trace.measure("none", device=H100)

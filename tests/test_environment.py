@@ -170,7 +170,7 @@ def test_the_command_prints_versions_and_what_is_missing(monkeypatch, capsys):
     assert f"jax_remat3 is {'on' if _jax.remat3() else 'off'}" in lines
     assert not any(line.startswith("missing") for line in lines)
     assert any("is kept in" in line and "of at most 1.00 GB" in line for line in lines)
-    version = command._version
-    monkeypatch.setattr(command, "_version", lambda package: "" if package == "rich" else version(package))
+    version = command.version
+    monkeypatch.setattr(command, "version", lambda package: "" if package == "rich" else version(package))
     assert command.main() == 1
     assert "missing: rich" in capsys.readouterr().out.splitlines()
