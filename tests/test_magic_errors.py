@@ -4,7 +4,8 @@ import jax
 import pytest
 from IPython.core.error import UsageError
 
-from remat_magic import devices, units
+from remat_magic import devices
+from remat_magic.views import format as fmt
 
 SETUP = """
 import jax, jax.experimental, jax.numpy as jnp
@@ -98,10 +99,11 @@ def test_a_device_without_its_compiler_is_estimated_and_how_to_install_it_is_sai
     monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
     for device, extra in (("H100 SXM", "cuda"), ("TPU v5e", "tpu"), ("TPU v4", "")):
         user.ok(f'%%remat --text --device "{device}" -o w', "loss(x)")
-        peak = user.ns["w"]._live.trace.report(device=device).peak_bytes
+        report = user.ns["w"]._live.trace.report(device=device)
         first, *_, last = user.out.splitlines()
         assert device in first
-        assert f"fits {device}: {units.nbytes(peak)} of " in last
+        about = fmt.about(report.peak_bytes, report.peak_low, report.peak_high)
+        assert f"fits {device}: {about} of " in last
         assert (f"pip install 'remat_magic[{extra}]'" if extra else "XLA has no way to compile for") in last
         assert user.ns.pop("w").policy == "as_written"
         user.ok(f'%remat --device "{device}" loss(x)')  # what a terminal shows of a widget

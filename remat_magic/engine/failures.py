@@ -104,6 +104,8 @@ def _undifferentiable(function: str, error: Exception, text: str, closed: Any) -
             f"{function} changes a module of flax nnx that is not among its arguments, or is outside of a transform of "
             "JAX's: pass model, optimizer and rngs as arguments, and take nnx.grad, nnx.jit, nnx.scan and the like."
         )
+    if not (text or isinstance(error, AssertionError)):  # no memory, as a rule
+        return ""
     place = _place(error) or _called_from(error, text, closed)
     _, unhashable, what = text.rpartition("unhashable type: ")
     if unhashable and "Tracer" not in what and not _raised_by_user(error):

@@ -37,7 +37,8 @@ class Doubt(NamedTuple):
 
 def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
     """What is in doubt of the values that are held at a peak."""
-    sure, twice, padding, unsure = 0, 0, 0, Counter[What]()
+    sure, twice, padding = 0, 0, 0
+    unsure: Counter[What] = Counter({"products": 0})
     for value in held:
         if value.argument is not None or value.constant or value.output:
             sure += value.bytes
@@ -49,7 +50,7 @@ def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
             twice = max(twice, value.bytes, rows)
         elif what == "moved":
             padding += max(0, rows - value.bytes)
-    most: What = max(unsure, key=unsure.__getitem__, default="products")
+    most = max(unsure, key=unsure.__getitem__)
     if unsure["moved"] > _MUCH * unsure.total():
         most = "moved"
     return Doubt(sure, twice + padding, "TPU" if on.tiled else "GPU", most)
