@@ -14,6 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax, devices, units
+from remat_magic.engine import retrace
+from remat_magic.facts import reports
 from remat_magic.facts.times import times
 from remat_magic.planning import solver
 from remat_magic.planning.graph import Graph, kept_copies
@@ -297,6 +299,25 @@ def test_a_plan_for_a_peak_is_no_worse_than_any_choice_that_is_known(model, devi
         except RematError as refusal:
             error = refusal
     assert f"the least found is {units.apart(least - 1, least)[1]} (" in str(error)
+
+
+@pytest.mark.parametrize("share", ["60%", "70%"])
+def test_a_plan_for_a_peak_takes_few_retraces_and_no_whole_report(monkeypatch, share):
+    """Of the choices that are tried their figures are enough, and few are tried where one fills the peak."""
+    made = []
+    for module, name in ((reports, "full"), (retrace, "backward_half")):
+        work = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, work=work, **more: made.append(work) or work(*args, **more))
+    fun, args = transformer(4)
+    trace = rm.trace(fun, *args)
+    plan = trace.plan(peak=share)
+    most = 20  # 28 and 26 where all is tried that is on the grid
+    assert {work.__name__ for work in made} == {"backward_half"}
+    assert len(made) <= most
+    report = trace.report(plan)
+    assert report.complete
+    same = ("saved_bytes", "peak_bytes", "recomputed_flops", "forward_flops", "uncosted")
+    assert [getattr(report, name) for name in same] == [getattr(plan, name) for name in same]
 
 
 def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plans rests

@@ -83,7 +83,7 @@ class Facts:
         return chosen
 
     def known(self) -> list[Variant]:
-        """Those with a full report, whoever asked; without what no key leads to.
+        """Those with figures, whoever asked; without what no key leads to.
 
         That is a plan that no key stands for, and a policy of the user's own.
         """
@@ -120,6 +120,7 @@ class Variant:
         self.facts, self.selection, self._asked = facts, selection, asked
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
+        self._figures: dict[DeviceMemory, Report] = {}
 
     def of(self, engine: Engine) -> Variant:
         """Another function, much like this one, under the same choice."""
@@ -132,8 +133,8 @@ class Variant:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a full report of it, as on any device."""
-        return bool(self._reports)
+        """Whether there are figures of it, as on any device."""
+        return bool(self._figures or self._reports)
 
     @property
     @without_gc()
@@ -159,13 +160,34 @@ class Variant:
             if memory not in self._reports:
                 self._reports[memory] = self._report(memory)
                 self.__dict__.pop("_preview", None)
+                self._figures.clear()
             return self._reports[memory]
 
-    def _report(self, memory: DeviceMemory) -> Report:
+    @without_gc()
+    def figures(self, device: Device | DeviceMemory | None = None) -> Report:
+        """What choices are judged by, the peak as on a device: a report, or the part of one that takes little to make.
+
+        That part (``complete`` is False) has what is saved, recomputed and held at the peak, and FLOPs; no program, no
+        kernels, no ``needed_by``, and of the notes those on the peak alone.
+
+        Raises:
+            RematError: as ``report``.
+        """
+        memory = memory_of(device)
+        with self.lock:
+            if memory in self._reports:
+                return self._reports[memory]
+            if memory not in self._figures:
+                self._figures[memory] = self._report(memory, full=False)
+            return self._figures[memory]
+
+    def _report(self, memory: DeviceMemory, *, full: bool = True) -> Report:
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
-            return self._as_selected(first, first.report(memory))
+            return self._as_selected(first, first.report(memory) if full else first.figures(memory))
         report = next(iter(self._reports.values()), None)
+        if report is None and not full:
+            report = next(iter(self._figures.values()), None)
         if report is not None:
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         half, provenances = self.retrace.forward, self.engine.primal.provenances
@@ -176,7 +198,8 @@ class Variant:
                 raise
             return reports.without_backward(self.preview, half, provenances, str(error))
         schedule = None if self.engine.step is None else self.schedule(memory)
-        report = reports.full(self.preview, half, backward, provenances, memory, schedule)
+        both = reports.halves_of(half, backward, provenances)
+        report = (reports.full if full else reports.figures)(self.preview, both, memory, schedule)
         self.facts.first.setdefault(self.selection.identity, self)
         return report
 

@@ -88,63 +88,88 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
     )
 
 
-def full(
-    first: Report,
-    half: Forward,
-    backward: Any,
-    provenances: Provenances,
-    on: DeviceMemory = PLAIN,
-    of_step: Schedule | None = None,
-) -> Report:
-    """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
+class Halves(NamedTuple):
+    """Both halves of a derivative under one choice, with what their report is read from.
 
-    ``on`` is how a device holds values.
+    ``lines`` are the straight lines of the live code of both.
     """
-    saved = saved_values(half.closed, half.outputs)
+
+    half: Forward
+    backward: Any
+    provenances: Provenances
+    saved: Sequence[Saved]
+    recomputation: Recomputation
+    lines: tuple[StraightLines, StraightLines]
+
+
+def halves_of(half: Forward, backward: Any, provenances: Provenances) -> Halves:
+    """Both halves, read."""
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
-    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
-    rows = tuple(
-        replace(row, needed_by=who) for row, who in zip(read(first, saved, recomputation.live), readers, strict=True)
-    )
     lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
-    all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
+    return Halves(half, backward, provenances, saved_values(half.closed, half.outputs), recomputation, lines)
+
+
+def figures(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
+    """What is saved, recomputed and held at the peak: the part of a report that choices are judged by.
+
+    The peak is that of the step that the halves are part of, if they are part of one. ``on`` is how a device holds
+    values.
+    """
+    half, recomputation = both.half, both.recomputation
     ahead = jaxpr_cost(half.closed, type_of=half.type_of)
-    back = jaxpr_cost(backward, recomputation.live, half.type_of)
-    communicated = (ahead.communicated, back.communicated)
+    back = jaxpr_cost(both.backward, recomputation.live, half.type_of)
+    first_lines, last_lines = (part.merging() if on.merges else part for part in both.lines)
+    lines = first_lines, last_lines
+    schedule = of_step or both_halves(half.closed, both.backward, half.outputs, lines, half.type_of, on)
+    report = replace(
+        first,
+        residuals=read(first, both.saved, recomputation.live),
+        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
+        forward_flops=ahead.flops,
+        backward_flops=back.flops,
+        forward_communicated_bytes=ahead.communicated,
+        backward_communicated_bytes=back.communicated,
+        uncosted=(ahead + back).uncosted,
+    )
+    return with_peak(report, schedule)
+
+
+def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
+    """The report of both halves; the arguments are those of ``figures``."""
+    half, backward, provenances, saved, recomputation, lines = both
+    report = figures(first, both, on, of_step)
+    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
+    rows = tuple(replace(row, needed_by=who) for row, who in zip(report.residuals, readers, strict=True))
+    all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
+    communicated = named = report.forward_communicated_bytes or 0, report.backward_communicated_bytes or 0
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
         collectives = half.type_of.communicated
         communicated = (nbytes_of(collectives[0]), nbytes_of(collectives[1]))
-        ahead_kernels = with_inserted(ahead_kernels, collectives[0], ahead.communicated)
-        back_kernels = with_inserted(back_kernels, collectives[1], back.communicated)
+        ahead_kernels = with_inserted(ahead_kernels, collectives[0], named[0])
+        back_kernels = with_inserted(back_kernels, collectives[1], named[1])
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-    ahead_lines, back_lines = (part.merging() if on.merges else part for part in lines)
-    schedule = of_step or both_halves(half.closed, backward, half.outputs, (ahead_lines, back_lines), half.type_of, on)
-    report = replace(
-        first,
+    return replace(
+        report,
         residuals=rows,
-        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
         forward=_forward_program(half, saved, provenances),
         backward=live_program(backward, provenances, marked, recomputation.kinds),
         notes=(
             *first.notes,
             *_saved_in_vain(half, saved, rows, recomputation),
-            *_repeated_by_rules(half, recomputation, provenances, back.flops),
+            *_repeated_by_rules(half, recomputation, provenances, report.backward_flops or 0),
             *_replicated(first.devices, rows),
+            *report.notes[len(first.notes) :],
         ),
-        forward_flops=ahead.flops,
-        backward_flops=back.flops,
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
-        uncosted=(ahead + back).uncosted,
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
-    return with_peak(report, schedule)
 
 
 def _type_text(aval: Any) -> str:

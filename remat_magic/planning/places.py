@@ -36,6 +36,7 @@ DEEPEST = 3
 _FIRST = 3  # choices that are tried before this machine is measured, which times are estimated by
 _PLANNED = 2  # places that are planned for
 _SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
+FEW = 12  # of them that promise most, which may be enough
 _INSIDE = 2  # places in checkpoints that are tried, too
 _HARDLY = 0.99  # of what a policy of JAX's recomputes: a plan that spares less is not worth its names
 _FEWEST = 4  # calls that are worth grouping
@@ -76,9 +77,13 @@ def placing(
 def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
     """What the last search has come to, or a new one of some choices, which takes no estimate of times."""
     if known(facts, memory) is None:
-        for _ in _Search(facts, memory, None).run(False, _SEARCHED):
-            pass
+        deque(searching(facts, memory), maxlen=0)
     return facts.memo[__name__, memory]
+
+
+def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Places]:
+    """That search, step by step: it is known from its end on, and what was tried before that is not tried again."""
+    return _Search(facts, memory, None).run(False, _SEARCHED)
 
 
 def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
@@ -110,13 +115,14 @@ class _Search:
 
     def __init__(self, facts: Facts, memory: DeviceMemory, device: devices.Device | None) -> None:
         self._facts, self._memory, self._device = facts, memory, device
+        self._shown = False  # whether the reports are, and are to be whole
         self._reports: dict[Any, list[Report]] = {}  # those that do the same together
         self._failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
     def run(self, default_device: bool, most: int, *, plans: bool = False) -> Iterator[Places]:
         """Try everything, but so many choices at most; what is known before each choice, and at the end."""
-        by_key: dict[tuple[str, str], _Candidate] = {}
+        self._shown, by_key = plans, dict[tuple[str, str], _Candidate]()
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
         left, done = deque(by_key.values()), 0
@@ -249,7 +255,8 @@ class _Search:
         """Let JAX say what a choice does."""
         try:
             policy = choice.policy if choice.budget is None else self._plan(choice.at, choice.budget)
-            report = self._facts.under(policy, choice.at).report(self._memory)
+            variant = self._facts.under(policy, choice.at)
+            report = (variant.report if self._shown else variant.figures)(self._memory)
         except RematError as error:
             if choice.budget is not None:  # what is too little for a plan is no choice
                 return
@@ -405,7 +412,7 @@ def gainless(facts: Facts, choice: ComparisonRow | Plan | Report, memory: Device
         return ""
     everywhere = "sites" if facts.engine.primal.table.sites else "function"
     try:
-        without = facts.under("none", everywhere if choice.policy == MIXED else choice.at).report(memory)
+        without = facts.under("none", everywhere if choice.policy == MIXED else choice.at).figures(memory)
     except RematError:
         return ""
     sentence = no_gain_sentence(choice, without)
@@ -424,7 +431,7 @@ def lower_elsewhere(facts: Facts, peak: int | None, memory: DeviceMemory) -> str
         reports = list[Report]()
         for at in _promising(facts):
             with contextlib.suppress(RematError):  # JAX cannot trace the function with a checkpoint there
-                reports.append(facts.under("nothing_saveable", at).report(memory))
+                reports.append(facts.under("nothing_saveable", at).figures(memory))
     lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
     if not lower:
         return ""

@@ -5,6 +5,8 @@ And plans with which the program fits a device, as the device's own compiler say
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +16,9 @@ from remat_magic.devices import Device
 from remat_magic.facts.buffers import PLAIN, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import COMPLEX
-from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, searched
+from remat_magic.planning.places import CLEARLY_LOWER, FEW, gainless, known, lower_elsewhere, searched, searching
 from remat_magic.planning.planner import INSIDE, objective
-from remat_magic.planning.search import Request, called, known_plans, limit_of, no_plan, order, plan_at
+from remat_magic.planning.search import FILLED, Request, called, known_plans, limit_of, no_plan, order, plan_at
 from remat_magic.planning.solver import GAP
 from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report
@@ -128,6 +130,7 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
         and not report.backward_error
         and (_spares(report, best) or best is None or (in_vain and _is_lower(report, best)))
     ]
+    fitting = [request.figures(facts.under(report.policy, report.at)) for report in fitting]
     fitting.sort(key=lambda report: (request.objective.of(report), report.peak_bytes or 0))
     places = dict.fromkeys(report.at for report in fitting)
     yield from [at for at in places if at != usual][:_PLACES]
@@ -161,7 +164,22 @@ def _within_peak(facts: Facts, request: Request) -> Plan:
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
     """
-    searched(facts, request.memory)  # known from now on
+    if known(facts, request.memory) is None:
+        deque(itertools.islice(searching(facts, request.memory), FEW), maxlen=0)
+        best = _best_of_known(facts, request)
+        if best is not None and (best.peak_bytes or 0) >= FILLED * request.budget:
+            return best
+        searched(facts, request.memory)  # known from now on
+    if best := _best_of_known(facts, request):
+        return best
+    lowest = min(known_plans(facts, request), key=lambda plan: plan.peak_bytes or 0, default=None)
+    if lowest is None:
+        return plan_at(facts, facts.engine.default_at, request)
+    raise no_plan(facts, "", request, lowest)
+
+
+def _best_of_known(facts: Facts, request: Request) -> Plan | None:
+    """The cheapest within a peak of what is known, and of plans at the places of the cheapest; None where none fits."""
 
     def fitting() -> list[Plan]:
         return [plan for plan in known_plans(facts, request) if (plan.peak_bytes or 0) <= request.budget]
@@ -174,12 +192,9 @@ def _within_peak(facts: Facts, request: Request) -> Plan:
             plans.append(plan_at(facts, at, request, beat=beat))
         except RematError:
             continue
-    if best := min((*plans, *fitting()), key=order, default=None):
-        return replace(best, status=best.status or "Of the choices that are known it is the cheapest that fits.")
-    lowest = min(known_plans(facts, request), key=lambda plan: plan.peak_bytes or 0, default=None)
-    if lowest is None:
-        return plan_at(facts, facts.engine.default_at, request)
-    raise no_plan(facts, "", request, lowest)
+    best = min((*plans, *fitting()), key=order, default=None)
+    status = "Of the choices that are known it is the cheapest that fits."
+    return None if best is None else replace(best, status=best.status or status)
 
 
 # ------------------------------------------------------------------------------------------------ as the compiler says
@@ -212,7 +227,7 @@ def plan_that_fits(
     limit = budget = devices.usable_bytes(device) or 0
     request = Request(limit, "peak", objective(cost, device, None), memory=memory)
     place = at or facts.engine.default_at
-    facts.under("none", place).report()
+    facts.under("none", place).figures()
     tried: dict[Any, tuple[Plan, Measurement]] = {}
     choice = next(plan for plan in known_plans(facts, request, place) if plan.policy == "none")
     while len(tried) < _COMPILED and (key := (choice.at, choice.names or choice.policy)) not in tried:
@@ -235,7 +250,7 @@ def plan_that_fits(
     fitting = [(plan, measured) for plan, measured in tried.values() if measured.fits]
     if not fitting:
         nearest, measured = min(tried.values(), key=lambda pair: pair[1].needed_bytes or 0)
-        in_update = facts.under(nearest if nearest.names else nearest.policy, nearest.at).report(memory).in_update
+        in_update = facts.under(nearest if nearest.names else nearest.policy, nearest.at).figures(memory).in_update
         usual = f": use a device with more memory, or several. {in_update}".strip()
         raise RematError(
             f"Nothing that was compiled of {name} fits {device.name}, where a program can have {units.nbytes(limit)}: "

@@ -7,13 +7,13 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.buffers import PLAIN, DeviceMemory
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import offloading
 from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes, planner
 from remat_magic.planning.solver import GAP, NODES, Problem, Solution
@@ -33,6 +33,11 @@ FEW_NODES = 10
 
 _ATTEMPTS = 4  # solutions, where JAX saves more than was reckoned
 _GRID = 4  # budgets of saved bytes tried at first, evenly spaced, since a peak need not rise with what is saved
+_GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it, before any others
+FILLED = 0.98
+"""Of the peak that is allowed: a plan that needs as much leaves next to nothing to gain."""
+_OFF = 0.1  # of the peak: what it holds beside the saved bytes differs by less between most choices at a place
+_HARDLY = 0.995  # of what a plan costs: what spares less is not looked for
 _STEPS = 4  # halvings of the interval in which the last plan lies that fits
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
 _TIMED_OUT = "The solver met its time limit: on a faster machine it may find better."
@@ -58,6 +63,10 @@ class Request:
         if self.of == "peak":
             return f"plan(peak {self.budget}{suffix})", f"plan within {units.nbytes(self.budget)} of peak{suffix}"
         return f"plan({self.budget}{suffix})", f"plan within {units.nbytes(self.budget)}{suffix}"
+
+    def figures(self, variant: Variant) -> Report:
+        """What a choice is judged by: a full report where that is seconds, which are those of kernels."""
+        return variant.figures(self.memory) if self.objective.device is None else variant.report(self.memory)
 
 
 def plan_at(
@@ -87,12 +96,11 @@ def plan_at(
         best = _within_saved(choices, request, policies)
     sentences = [best.status]
     device = request.objective.device
-    if best.offloaded_bytes and offloading(facts.under(best).report(request.memory), device) != "moved":
+    if best.offloaded_bytes and offloading(request.figures(facts.under(best)), device) != "moved":
         sentences.append(_OFFLOADED)
     if device is not None:
-        sentences.append(
-            _unweighed(facts.under(best if best.names else best.policy, best.at).report(request.memory), device)
-        )
+        report = request.figures(facts.under(best if best.names else best.policy, best.at))
+        sentences.append(_unweighed(report, device))
     if best.timed_out:
         sentences.append(_TIMED_OUT)
     status = " ".join(filter(None, sentences))
@@ -112,7 +120,7 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str, memory: Device
     def most() -> int:
         try:
             without = facts.under("none", at)
-            whole = without.saved_bytes if of == "saved" else without.report(memory).peak_bytes
+            whole = without.saved_bytes if of == "saved" else without.figures(memory).peak_bytes
         except RematError as error:
             raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
         if whole is None:
@@ -183,7 +191,7 @@ def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[P
         plans = [plan for plan in (*kept, *by_key.values()) if plan.names and at in (None, plan.at)]
         chosen = [(variant, variant.selection) for variant in facts.known()]
         policies = [
-            variant.report(request.memory)
+            request.figures(variant)
             for variant, of in chosen
             if is_policy(of.policy) and of.policy not in by_key and at in (None, of.at)
         ]
@@ -233,7 +241,7 @@ def _of_report(request: Request, report: Report) -> Plan:
 
 def _of_plan(facts: Facts, request: Request, plan: Plan) -> Plan:
     """What another plan saves as a plan for a request, by which it is called unless its own key stands for it."""
-    made = _of_report(request, facts.under(plan).report(request.memory))
+    made = _of_report(request, request.figures(facts.under(plan)))
     if plan.policy not in facts.engine.plans:
         policy, label = request.key_and_label(facts, plan.at)
         made = replace(made, policy=policy, label=label)
@@ -301,7 +309,7 @@ def _or_whole(facts: Facts, at: str) -> str:
     """That a plan may be made for the whole function, where that saves less and JAX can."""
     try:
         whole, here = (facts.under("nothing_saveable", place) for place in ("function", at))
-        less = not whole.report().backward_error and whole.saved_bytes < here.saved_bytes
+        less = not whole.figures().backward_error and whole.saved_bytes < here.saved_bytes
     except RematError:
         less = False
     return ", or plan for at='function'" if less else ""
@@ -317,7 +325,7 @@ def _policies(choices: Planner, request: Request, policies: Sequence[str]) -> It
             variant = facts.under(key, choices.at)
             if held and variant.saved_bytes > request.budget:
                 continue
-            report = variant.report(request.memory)
+            report = request.figures(variant)
         except RematError:  # complex values, which this JAX cannot save
             continue
         if not report.backward_error:
@@ -356,7 +364,7 @@ def _applied(choices: Planner, request: Request, problem: Problem, solution: Sol
             draft = _remembered(facts).setdefault((values, choices.at), draft)
         plan = _of_plan(facts, request, draft)
     else:
-        plan = _of_report(request, facts.under("nothing_saveable", choices.at).report(request.memory))
+        plan = _of_report(request, request.figures(facts.under("nothing_saveable", choices.at)))
     if request.objective.device is None:
         return plan
     seconds = choices.problem(request.objective).measure(solution.names, solution.offloaded)[1]
@@ -369,7 +377,7 @@ def _code(choices: Planner, plan: Plan, request: Request) -> str:
         return ""
     own = sorted({value.name for value in plan.names if value.name})
     variant = choices.facts.under(f"save_only_these_names({', '.join(map(repr, own))})", choices.at)
-    named = variant.report(request.memory)
+    named = request.figures(variant)
     same = (named.saved_bytes, named.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     return named.code if same else ""
 
@@ -380,9 +388,10 @@ def _code(choices: Planner, plan: Plan, request: Request) -> str:
 def _within_peak(choices: Planner, request: Request, policies: Sequence[str], beat: float) -> Plan:
     """The cheapest of what is known at the place, of JAX's policies, and of the best plans for some saved bytes.
 
-    Where peaks rise with the bytes saved, the largest budget that fits is between one that does and the next that does
-    not. They need not, so a few evenly spaced ones are tried first, the cheapest before the others. What cannot win is
-    not traced: it saves more than the peak may be, or costs more than what is known to fit.
+    First those that would fill the peak by what is known to be held beside the saved bytes. Where none of them does,
+    a grid: if peaks rise with the bytes saved, the largest budget that fits is between one that does and the next that
+    does not. They need not, so a few evenly spaced ones are tried first, the cheapest before the others. What cannot
+    win is not traced: it saves more than the peak may be, or costs more than what is known to fit.
 
     Raises:
         RematError: none fits; says what the least peak is that was found.
@@ -393,28 +402,46 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     def fits(plan: Plan) -> bool:
         return plan.peak_bytes is not None and plan.peak_bytes <= limit
 
+    def cheapest() -> float:
+        return min([beat, *(order(plan)[0] for plan in tried if fits(plan))])
+
     def enough(saved: int) -> bool:
         """Whether the best plan for a budget of saved bytes fits, or what saves more should be tried instead."""
         solution = problem.solve(saved, request.gap, FEW_NODES)
         if solution is None:
             return False
-        cheapest = min([beat, *(order(plan)[0] for plan in tried if fits(plan))])
-        if request.objective.device is None and solution.cost >= cheapest:
+        if request.objective.device is None and solution.cost >= cheapest():
             return True
         tried.append(replace(_applied(choices, request, problem, solution), timed_out=solution.timed_out))
         return fits(tried[-1])
 
     least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
     most = max(least, min(most, limit)) if request.memory == PLAIN else most
-    budgets = [least + (most - least) * i // _GRID for i in range(_GRID + 1)]
-    first = next((i for i in reversed(range(len(budgets))) if enough(budgets[i])), None)
-    if first is not None and first < _GRID:
-        low, high = budgets[first], budgets[first + 1]
-        for number in range(_STEPS):
-            middle = limit - max(((plan.peak_bytes or 0) - plan.saved_bytes for plan in tried[-1:]), default=0)
-            if number % 2 or not low < middle < high:  # else as if the peak held as much beside what is saved
-                middle = (low + high) // 2
-            low, high = (middle, high) if enough(middle) else (low, middle)
+
+    def filled() -> bool:
+        """Whether a plan fits that leaves next to nothing of the peak, or none can win with some more of it.
+
+        What the peak holds beside the saved bytes differs little between the choices at a place.
+        """
+        under = [plan for plan in tried if plan.policy not in ("none", "as_written") and plan.peak_bytes is not None]
+        beside = min(((plan.peak_bytes or 0) - plan.saved_bytes for plan in under), default=0)
+        for _ in range(_GUESSES):
+            count, budget = len(tried), limit - beside
+            if not least <= budget < most:
+                return False
+            fit = enough(budget)
+            if len(tried) == count:
+                more = problem.solve(budget + round(_OFF * limit), request.gap, FEW_NODES)
+                return fit and more is not None and more.cost >= cheapest()
+            beside = (tried[-1].peak_bytes or 0) - tried[-1].saved_bytes
+            if fit and (tried[-1].peak_bytes or 0) >= FILLED * limit:
+                more = problem.solve(limit - beside, request.gap, FEW_NODES)
+                if more is None or more.cost >= _HARDLY * order(tried[-1])[0]:
+                    return True
+        return False
+
+    if not filled():
+        _try_grid(enough, tried, least, most, limit)
     best = min(filter(fits, tried), key=order, default=None)
     if best is None:
         lowest = min((plan for plan in tried if plan.peak_bytes), key=lambda plan: plan.peak_bytes or 0, default=None)
@@ -427,13 +454,27 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     return replace(best, status=text)
 
 
+def _try_grid(enough: Callable[[int], bool], tried: Sequence[Plan], least: int, most: int, limit: int) -> None:
+    """Try budgets of saved bytes all over the range, and then between the largest that fits and the next."""
+    budgets = [least + (most - least) * i // _GRID for i in range(_GRID + 1)]
+    first = next((i for i in reversed(range(len(budgets))) if enough(budgets[i])), None)
+    if first is None or first == _GRID:
+        return
+    low, high = budgets[first], budgets[first + 1]
+    for number in range(_STEPS):
+        middle = limit - max(((plan.peak_bytes or 0) - plan.saved_bytes for plan in tried[-1:]), default=0)
+        if number % 2 or not low < middle < high:  # else as if the peak held as much beside what is saved
+            middle = (low + high) // 2
+        low, high = (middle, high) if enough(middle) else (low, middle)
+
+
 def no_plan(facts: Facts, where: str, request: Request, lowest: Plan | None) -> RematError:
     """Says that no plan fits, and what the least peak is that was found."""
     name = facts.engine.primal.name
     if lowest is None:
         return RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
     few, least = units.apart(request.budget, lowest.peak_bytes or 0)
-    in_update = facts.under(lowest if lowest.names else lowest.policy, lowest.at).report(request.memory).in_update
+    in_update = request.figures(facts.under(lowest if lowest.names else lowest.policy, lowest.at)).in_update
     return RematError(
         f"No plan{where} keeps the estimated peak of {name} within {few}: the least found is {least} "
         f"({called(lowest)}); raise the budget.{f' {in_update}' if in_update else ''}"
