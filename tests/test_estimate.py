@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -411,11 +412,6 @@ def test_kernels_hold_what_they_read(name):
     assert run(fun, *args, normalizes=normalizes).highest()[0] - given == pytest.approx(most, abs=ROWS // 2)
 
 
-def test_what_a_kernel_reads_for_chains_that_part_and_meet_is_read_once():
-    steps = run(meeting, WIDE).steps
-    assert max(len(step.reads) for step in steps) <= len(steps)  # an associative scan once took 22 GB
-
-
 def test_residuals_that_are_one_value_are_held_once():
     def twice(x, w, v):
         return ((jnp.tanh(x @ w) @ v).sum() + (jnp.tanh(x @ w) @ (2 * v)).sum()) ** 2
@@ -676,3 +672,61 @@ def test_what_xla_needs_is_in_the_range(case, policy, device):
     trace = rm.trace(fun, *args)
     report = trace.report(policy, "function", device=device)
     assert report.peak_low <= compiled(trace, policy, "function", device=device).needed_bytes <= report.peak_high
+
+
+@pytest.mark.parametrize("device", [GPU, TPU])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_work_for_a_chain_of_elementwise_operations_grows_with_its_length(device, checkpointed):
+    def work(count):
+        def part(q, p):
+            for _ in range(10):
+                p = p - 0.01 * jnp.sin(q)
+                q = q + 0.01 * p
+            return q, p
+
+        def leapfrog(q, p):
+            for _ in range(count):
+                q, p = (jax.checkpoint(part) if checkpointed else part)(q, p)
+            return (q**2).sum()
+
+        trace = rm.trace(leapfrog, *2 * [jax.ShapeDtypeStruct((1000,), "float32")])
+        trace.report("as_written", "function")
+        done = 0
+
+        def count_calls(frame, event, function):
+            nonlocal done
+            done += event in {"call", "c_call"}
+
+        before = sys.getprofile()
+        sys.setprofile(count_calls)
+        try:
+            schedule = trace.timeline("as_written", "function", device=device)
+        finally:
+            sys.setprofile(before)
+        return done, len(schedule.moments)
+
+    (once, moments), (twice, twice_moments) = work(4), work(8)
+    assert twice_moments > 1.9 * moments
+    assert twice < 2.2 * once
+
+
+def test_kernels_read_themselves_no_more_than_they_are_given():
+    """What is read for what is in registers is told of this: an associative scan once took 22 GB."""
+    steps = run(meeting, WIDE).steps
+    assert all(len(step.reads) <= len(step.eqn.invars) for step in steps if step.eqn is not None)
+
+
+@pytest.mark.parametrize("device", [GPU, TPU])
+def test_what_is_made_of_the_parts_of_a_product_is_made_again_of_the_product(device):
+    """``split`` has several results, all of them in registers."""
+
+    def gated(w, x):
+        for _ in range(2):
+            a, b = jnp.split(x @ w, 2, -1)
+            x = jnp.tanh(a) * jax.nn.sigmoid(b)
+        return (x @ w).sum()
+
+    timeline = rm.trace(gated, shape(1024, 2048), WIDE).timeline("none", device=device)
+    first = next(at for at, moment in enumerate(timeline.moments) if moment.half == "backward")
+    held = [value.primitive for value in timeline.alive_at(first) if value.nbytes == 2 * VALUE]
+    assert held == 2 * ["dot_general"]

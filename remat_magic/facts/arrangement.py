@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from remat_magic import _jax
@@ -69,46 +70,29 @@ def within_results(
 _MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
 
 
-def made_again(
-    steps: Sequence[ScheduledStep],
-    saved: set[int],
-    lasting: set[int],
-    written: set[int],
-    checkpoints: Mapping[int, object],
-    sizes: Sequence[int],
-    *,
-    matmuls: bool,
-) -> dict[int, tuple[int, ...]]:
+def made_again(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, ...]]:
     """The residuals that are made again where they are read, and what is read there instead.
 
     XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, and then keeps
     what it reads. What something else reads is in memory. So is what goes into a checkpoint, or out of it: its barriers
-    do not let kernels through.
-
-    Args:
-        steps: all of them, in the order of the jaxprs.
-        saved: the buffers of residuals, those that are held to the end left out.
-        lasting: the buffers that are held to the end.
-        written: those that kernels read from memory, whatever could make them again.
-        checkpoints: for what a checkpoint makes, which one.
-        sizes: the bytes of each.
-        matmuls: a matmul's kernel runs what makes its operands, too.
+    do not let kernels through. Residuals that are held to the end are left out.
     """
-    in_memory = lasting | written
-    for step in steps:
-        checkpoint = checkpoints.get(step.makes[0]) if step.makes else None
-        fuses = _fuses(step, matmuls=matmuls)
-        in_memory.update([number for number in step.reads if not fuses or checkpoints.get(number) != checkpoint])
-    reads_of: dict[int, Sequence[int]] = {}  # of what can be made again
+    sizes, lasting = buffers.sizes, buffers.lasting
+    saved = buffers.saved - lasting
+    in_memory = lasting | buffers.written | _read_from_memory(steps, buffers)
+    reads_of: dict[int, Sequence[int]] = {}  # of what can be made again, or is in registers
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
     alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
     for step in steps:
-        fusible = _name(step) in FUSIBLE or (not matmuls and _name(step) == "gather")
-        for number in step.makes if fusible and len(step.makes) == 1 else ():
+        fusible = _name(step) in FUSIBLE or (not buffers.on.matmuls and _name(step) == "gather")
+        for number in step.makes:
+            in_register = number in buffers.instead
+            if not in_register and (number in in_memory or not fusible or len(step.makes) > 1):
+                continue
             reads = [read for read in step.reads if sizes[read] or read in made_of]  # no literals, so that equals meet
             operands = frozenset[int]().union(*(made_of.get(read, {read}) for read in reads))
-            if number not in in_memory and len(operands) <= _MOST:
-                reads_of[number], made_of[number] = reads, operands
+            if in_register or len(operands) <= _MOST:
+                reads_of[number], made_of[number] = reads, frozenset(islice(operands, _MOST + 1))
                 if number in saved and sizes[number]:
                     alike.setdefault(operands, []).append(number)
     held = lasting | saved.difference(*alike.values())
@@ -124,6 +108,26 @@ def made_again(
             held.update(numbers)
             known.clear()  # what is held besides stands at the end of nobody's way
     return again
+
+
+_NO_KERNEL = object()
+
+
+def _read_from_memory(steps: Sequence[ScheduledStep], buffers: Buffers) -> set[int]:
+    """What something reads that does not fuse, or what reads is of another checkpoint, also through registers."""
+    checkpoints = buffers.checkpoints
+    readers: dict[int, set[object]] = {}  # of which checkpoints; two of them are as good as more
+    for step in reversed(steps):
+        own = checkpoints.get(step.makes[0]) if step.makes else None
+        reading = {own if _fuses(step, matmuls=buffers.on.matmuls) else _NO_KERNEL}
+        for number in step.makes:
+            if number in buffers.instead:
+                reading.update(islice(readers.get(number, ()), 2))
+        for number in step.reads:
+            of_number = readers.setdefault(number, set())
+            if len(of_number) < 2:
+                of_number |= reading
+    return {number for number, reading in readers.items() if reading != {checkpoints.get(number)}}
 
 
 def _nearest(
@@ -237,7 +241,10 @@ def arranged(
             for number in step.makes:
                 buffers.sizes[number] *= number in read
     if on.fuses:
-        _make_again(steps, buffers)
+        for number, reads in made_again(steps, buffers).items():
+            buffers.discard(number)
+            buffers.instead[number] = reads
+            buffers.again.add(number)
     if on.narrows:
         _narrow(steps, buffers, around)
     order = in_order(steps, buffers)
@@ -252,30 +259,7 @@ def in_order(steps: list[ScheduledStep], buffers: Buffers, *, at_once: bool = Fa
     JAX writes it so, and XLA for TPUs runs some programs so.
     """
     order = steps if at_once else put_off(steps, buffers.kept | buffers.gradients)
-    return brought_forward(order, buffers.lasting, buffers.sizes)
-
-
-def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> None:
-    """Let kernels that read certain residuals make them again, and read what these are made of."""
-    lasting = buffers.lasting
-    again = made_again(
-        steps,
-        buffers.saved - lasting,
-        lasting,
-        buffers.written,
-        buffers.checkpoints,
-        buffers.sizes,
-        matmuls=buffers.on.matmuls,
-    )
-    for number in again:
-        buffers.discard(number)
-    for index, step in enumerate(steps):
-        if not again.keys().isdisjoint(step.reads):
-            reads, over = (
-                (*numbers, *{read for number in numbers for read in again.get(number, ())}.difference(numbers))
-                for numbers in (step.reads, step.over)
-            )
-            steps[index] = step._replace(reads=reads, over=over)
+    return brought_forward(order, buffers)
 
 
 def _narrow(

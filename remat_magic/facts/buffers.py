@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -125,14 +125,17 @@ class ScheduledStep(NamedTuple):  # thousands are made for each report, and a fr
     eqn: Any = None
 
 
-def last_uses(steps: Sequence[ScheduledStep]) -> dict[int, int]:
-    """For each buffer the last step that reads or makes it."""
+def last_uses(steps: Sequence[ScheduledStep], instead: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """For each buffer the last step that reads or makes it; ``instead``: as in ``Buffers``."""
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
         for number in step.reads:
             last[number] = index
         for number in step.makes:
             last[number] = index
+    for number in sorted(instead.keys() & last.keys(), reverse=True):  # what is read instead is older
+        for read in instead[number]:
+            last[read] = max(last.get(read, 0), last[number])
     return last
 
 
@@ -155,7 +158,7 @@ def put_off(steps: Sequence[ScheduledStep], wanted: set[int]) -> list[ScheduledS
     return [steps[index] for index in sorted(range(len(steps)), key=keys.__getitem__)]
 
 
-def brought_forward(steps: list[ScheduledStep], lasting: set[int], sizes: Sequence[int]) -> list[ScheduledStep]:
+def brought_forward(steps: list[ScheduledStep], buffers: Buffers) -> list[ScheduledStep]:
     """The steps, those of the backward half that free more than they make run as soon as they can.
 
     Such is the product that is a weight's gradient: JAX writes it, or the sum that it is part of, where the gradient is
@@ -163,46 +166,86 @@ def brought_forward(steps: list[ScheduledStep], lasting: set[int], sizes: Sequen
     """
     first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
     readers = _readers(steps, first)
-    left = {number: len(reading) for number, reading in readers.items()}
     waiting = [0] * len(steps)  # for how many buffers that are not made yet
     for index in range(first, len(steps)):
         for number in steps[index].makes:
             for reader in readers.get(number, ()):
                 waiting[reader] += 1
+    takes = [step.inside + sum([buffers.sizes[number] for number in step.makes]) for step in steps]
+    left = _Left(len(steps), readers, buffers)
     done = [index < first for index in range(len(steps))]
     order = steps[:first]
-    shrinks_by = [-step.inside - sum([sizes[number] for number in step.makes]) for step in steps]  # if it runs next
-
-    def one_is_left(number: int) -> None:
-        for reader in () if number in lasting else readers[number]:  # of which all but one have run
-            shrinks_by[reader] += sizes[number]
-
-    for number in [number for number, count in left.items() if count == 1]:
-        one_is_left(number)
-
     for index in range(first, len(steps)):
-        if done[index]:
-            continue
         todo = [index]
         while todo:
             here = todo.pop()
             if done[here]:
                 continue
             done[here] = True
-            step = steps[here]
-            order.append(step)
-            able: list[int] = []
-            for number in {*step.reads}:
-                left[number] -= 1
-                if left[number] == 1:
-                    one_is_left(number)
-                    able += readers[number]
-            for number in step.makes:
+            order.append(steps[here])
+            able = left.without(here)
+            for number in steps[here].makes:
                 for reader in readers.get(number, ()):
                     waiting[reader] -= 1
                     able.append(reader)
-            todo += [other for other in able if not done[other] and not waiting[other] and shrinks_by[other] > 0]
+            todo += [
+                other for other in able if not done[other] and not waiting[other] and left.frees[other] > takes[other]
+            ]
     return order
+
+
+class _Left:
+    """What is left to run of the steps that read each buffer, by themselves or instead of what is not held.
+
+    Of those that are left the two last are kept an eye on: as long as there are two of them, the others do not matter.
+
+    Attributes:
+        frees: the bytes that each step frees if it is the next to run.
+    """
+
+    def __init__(self, steps: int, readers: Mapping[int, Sequence[int]], buffers: Buffers) -> None:
+        self.frees = [0] * steps
+        self._sizes, self._lasting = buffers.sizes, buffers.lasting
+        self._readers = {number: [*reading] for number, reading in readers.items()}  # with some that have run
+        self._done: set[int] = set()
+        self._read_for: dict[int, list[int]] = {}
+        for number, reads in buffers.instead.items():
+            for read in {*reads}:
+                self._read_for.setdefault(read, []).append(number)
+        self._two: dict[int, list[int]] = {}  # the last ones, by buffer
+        self._seen_by: dict[int, list[int]] = {}  # the buffers of which a step is one of these
+        for number in sorted(self._readers.keys() | self._read_for.keys(), reverse=True):
+            self._look(number)
+
+    def without(self, step: int) -> list[int]:
+        """Let a step have run; those steps that are now the only ones left to read something."""
+        self._done.add(step)
+        numbers = sorted(self._seen_by.pop(step, ()), reverse=True)  # what is read for others after these
+        return [only for number in numbers for only in self._look(number)][::-1]
+
+    def _look(self, number: int) -> list[int]:
+        """Find the two last steps that are left to read a buffer; the step that is now the only one, if one is."""
+        readers = self._readers.get(number, [])
+        found = set[int]()
+        for position in reversed(range(len(readers))):
+            if readers[position] in self._done:
+                del readers[position]
+                continue
+            found.add(readers[position])
+            if len(found) == 2:
+                break
+        for other in self._read_for.get(number, ()):
+            found.update(self._two.get(other, ()))
+        before, two = self._two.get(number, []), sorted(found)[-2:]
+        self._two[number] = two
+        for step in two:
+            if step not in before:
+                self._seen_by.setdefault(step, []).append(number)
+        if len(two) != 1 or len(before) == 1:
+            return []
+        if number not in self._lasting:
+            self.frees[two[0]] += self._sizes[number]
+        return two
 
 
 def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]:
@@ -212,23 +255,6 @@ def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]
         for number in {*steps[index].reads}:
             readers.setdefault(number, []).append(index)
     return readers
-
-
-def written_over(step: ScheduledStep, dying: Collection[int], sizes: Sequence[int]) -> list[int]:
-    """The operands that die with the step and that a result of the same size is written over.
-
-    What has no bytes is in no memory that could be written over.
-    """
-    free = sorted([number for number in {*dying} & {*step.over} if sizes[number]])
-    if len(free) == len(step.makes) == 1:
-        return free if sizes[free[0]] == sizes[step.makes[0]] else []
-    reused: list[int] = []
-    for result in step.makes:
-        over = next((number for number in free if sizes[number] == sizes[result]), None)
-        if over is not None:
-            free.remove(over)
-            reused.append(over)
-    return reused
 
 
 # -------------------------------------------------------------------------------------------------------------- buffers
@@ -249,6 +275,8 @@ class Buffers:
         throughout: those that are there from the beginning to the end.
         copies: those of arguments that are given back.
         written: those that kernels read from memory, whatever could make them again.
+        instead: for what is not held, what is read for it: that stays in registers, or kernels make it again.
+        again: those of these that kernels make again.
         checkpoints: for what a checkpoint makes, which of them.
         sizes: the bytes of each.
         of_step: whether they are those of a training step.
@@ -269,6 +297,8 @@ class Buffers:
         self.throughout = {NOTHING}
         self.copies: set[int] = set()
         self.written: set[int] = set()
+        self.instead: dict[int, tuple[int, ...]] = {}
+        self.again: set[int] = set()
         self.checkpoints: dict[int, tuple[int, int]] = {}
         self.sizes: list[int] = [0]
         self.narrowed: dict[int, Any] = {}
@@ -337,6 +367,29 @@ class Buffers:
         """Those that are there from the beginning, though something makes them."""
         return self.results if self.on.reserves else self.copies
 
+    def written_over(self, step: ScheduledStep, dying: Collection[int]) -> list[int]:
+        """The operands that die with the step and that a result of the same size is written over.
+
+        What has no bytes is in no memory that could be written over; what is read instead of it may be.
+        """
+        sizes, found, todo = self.sizes, set[int](), [*step.over]
+        while todo:
+            number = todo.pop()
+            if number not in found and number in dying:
+                found.add(number)
+                if number in self.again or not self.on.normalizes:
+                    todo += self.instead.get(number, ())
+        free = sorted([number for number in found if sizes[number]])
+        if len(free) == len(step.makes) == 1:
+            return free if sizes[free[0]] == sizes[step.makes[0]] else []
+        reused: list[int] = []
+        for result in step.makes:
+            over = next((number for number in free if sizes[number] == sizes[result]), None)
+            if over is not None:
+                free.remove(over)
+                reused.append(over)
+        return reused
+
     def content(self, number: int) -> Held | None:
         """What a buffer holds, where that was told when it was made."""
         return self._contents.get(number)
@@ -373,7 +426,7 @@ def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callab
     ``saved_inside`` tells the bytes of residuals among what an equation needs inside.
     """
     sizes, lasting = buffers.sizes, buffers.lasting
-    dying_at = _dying_at(last_uses(steps), lasting)
+    dying_at = _dying_at(last_uses(steps, buffers.instead), lasting)
     arguments = sum(sizes[number] for number in buffers.throughout)
     saved = buffers.saved - buffers.throughout
     reserved = buffers.reserved
@@ -390,7 +443,7 @@ def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callab
             if number in saved:
                 held_residuals += sizes[number]
         dying = dying_at.get(index, ())
-        reused = sum(sizes[number] for number in written_over(step, dying, sizes)) if dying and step.over else 0
+        reused = sum(sizes[number] for number in buffers.written_over(step, dying)) if dying and step.over else 0
         inside = saved_inside(step.eqn) if step.inside else 0
         temporaries = held_bytes - held_residuals - reused + step.inside - inside
         yield StepBytes(step, arguments, held_residuals + inside, temporaries)
@@ -414,15 +467,17 @@ def lives(
     lasting = buffers.lasting
     throughout = buffers.throughout | (buffers.reserved if reserved is None else reserved)
     live: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
-    last = last_uses(steps)
+    last = last_uses(steps, buffers.instead)
     dying_at = _dying_at(last, lasting)
+    direct = last_uses(steps, {})
+    last.update((number, direct[number]) for number in direct.keys() & buffers.instead.keys() - buffers.again)
     for index, step in enumerate(steps):
         for number in step.makes:
             if number not in live:
                 live[number] = index, len(steps) if number in lasting else last[number] + 1
         if step.over and index in dying_at:
             sizes, is_loop = buffers.sizes, bool(_jax.carried_operands(step.eqn))
-            for number in written_over(step, dying_at[index], sizes):
+            for number in buffers.written_over(step, dying_at[index]):
                 if is_loop and number in buffers.donated:
                     result = next(new for new in step.makes if sizes[new] == sizes[number] and live[new][0] == index)
                     live[result] = index + 1, live[result][1]

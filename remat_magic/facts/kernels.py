@@ -19,7 +19,7 @@ An estimate: backends differ in what they fuse beyond this. ``tests/test_kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -411,25 +411,44 @@ def unheld(
                 for read in line.reads:
                     last[read] = max(last.get(read, 0), last.get(number, 0))
     again = set[int]()
-    read_for: dict[int, set[int]] = {}  # for what is not held for its kernel
+    read_for: dict[int, Sequence[int]] = {}  # for what is not held for its kernel
     for line in flat.lines:
-        reads = {read for number in line.reads if number != LITERAL for read in read_for.get(number, (number,))}
+        reads = [number for number in line.reads if number != LITERAL]
         for number in line.makes:
             end = last_fused.get(number, -1)
             if number in never or line.operation.name in MADE_ANEW:
                 read_for[number] = reads
+                if number not in never:
+                    last[number] = 0  # what it is made of may be gone before it
             elif (
                 fuses(line, matmuls=matmuls)
                 and line.operation.name not in (_NOT_MADE_AGAIN if matmuls else _NOT_MADE_AGAIN | SCATTERS)
                 and number not in in_memory
                 and end > last_other.get(number, -1)
             ):
-                kept_for_it = [read for read in reads if last[read] < end]
+                earlier = gone_before(end, reads, last, read_for)
+                kept_for_it = earlier.difference(read_for)
                 if sum([_jax.nbytes(flat.types[read]) for read in kept_for_it]) <= _jax.nbytes(flat.types[number]):
-                    last.update(dict.fromkeys(kept_for_it, end))
+                    last.update(dict.fromkeys(earlier, end))
                     read_for[number] = reads
                     (again if number in last_other else never).add(number)
     return never, again
+
+
+def gone_before(
+    end: int, reads: Iterable[int], last: Mapping[int, int], read_for: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """What of certain values, and of all that is read for these, is read last before an end.
+
+    What is read for a value is read as late as the value.
+    """
+    gone, todo = set[int](), [*reads]
+    while todo:
+        read = todo.pop()
+        if last[read] < end and read not in gone:
+            gone.add(read)
+            todo += read_for.get(read, ())
+    return gone
 
 
 def normalized(flat: StraightLine) -> set[int]:

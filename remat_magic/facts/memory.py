@@ -29,6 +29,7 @@ come between 14% too low and 82% too high there.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from remat_magic import _jax
@@ -73,7 +74,7 @@ class Schedule(Buffers):
         super().__init__(type_of, on)
         self.steps: list[ScheduledStep] = []
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
-        self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
+        self._in_kernels: dict[int, tuple[int, ...]] = {}  # of what stands for what kernels make, what these read
         self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
         self._arranged: list[ScheduledStep] | None = None
@@ -150,7 +151,7 @@ class Schedule(Buffers):
                 if operation.name in MADE_ANEW and not operation.leaves:
                     buffers[makes[0]] = operands[0] if operands else NOTHING
                     continue
-                if self.on.views and operation.name == TRANSPOSE and operands[0] not in self._instead:
+                if self.on.views and operation.name == TRANSPOSE and not self._is_in_kernel(operands[0]):
                     buffers[makes[0]] = operands[0]
                     continue
                 for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
@@ -159,9 +160,11 @@ class Schedule(Buffers):
                         self.checkpoints[result] = start, flat.apart[number]
                     if number in again:
                         in_kernels[number] = result = self.buffer(None)
-                    if number in never or number in again:
+                        read = (self._in_kernels.get(operand, (operand,)) for operand in operands)
+                        self._in_kernels[result] = tuple(dict.fromkeys(chain.from_iterable(read)))
+                    if number in never:
                         self.sizes[result] = 0
-                        self._instead[result] = self._in_memory_for(operands)
+                        self.instead[result] = self._read_for(operands)
             begin = end
         self.written.update(buffers[number] for number in written)
         return [buffers[number] for number in flat.outputs]
@@ -187,17 +190,15 @@ class Schedule(Buffers):
         self.steps.append(ScheduledStep(where, self._read_for(operands), results, overwritable, need, operation.eqn))
         return results
 
-    def _read_for(self, operands: Sequence[int]) -> tuple[int, ...]:
-        """What is read for operands: they, and for those in registers also what is read for these."""
-        if not self._instead:
-            return tuple(operands)
-        in_kernel = (number for operand in operands for number in self._instead.get(operand, ()))
-        return (*operands, *dict.fromkeys(in_kernel))  # each once: chains that part and meet would double them
+    def _is_in_kernel(self, number: int) -> bool:
+        return number in self.instead or number in self._in_kernels
 
-    def _in_memory_for(self, operands: Sequence[int]) -> tuple[int, ...]:
-        """What is read from memory for operands: for those in registers what is read for these instead."""
-        read = (number for operand in operands for number in self._instead.get(operand, (operand,)))
-        return tuple(dict.fromkeys(read))
+    def _read_for(self, operands: Sequence[int]) -> tuple[int, ...]:
+        """What is read for operands: they, and what the kernel reads that makes them for itself."""
+        if self._in_kernels.keys().isdisjoint(operands):
+            return tuple(operands)
+        in_kernel = (number for operand in operands for number in self._in_kernels.get(operand, ()))
+        return (*operands, *dict.fromkeys(in_kernel))
 
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
