@@ -255,7 +255,7 @@ class Trace:
             RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
         """
         report = self.facts.under(policy, at, namespace).report(_device(device))
-        return report.asking(partial(self.remarks, policy, at, namespace, device=device))
+        return report.asking(partial(self.no_gain, policy, at, namespace, device=device))
 
     def preview(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
@@ -445,23 +445,6 @@ class Trace:
         from remat_magic.planning.places import no_gain
 
         return no_gain(self.facts.under(policy, at, namespace), _device(device))
-
-    def remarks(
-        self,
-        policy: Policy = "as_written",
-        at: At = None,
-        namespace: Mapping[str, Any] | None = None,
-        *,
-        device: str | Device | None = None,
-    ) -> tuple[Note, ...]:
-        """What is to be said of a policy's estimated peak besides the notes of its report, and takes time to find out.
-
-        That is ``no_gain``, and where the peak may be far higher by the order in which a device's compiler recomputes.
-        A report of this trace asks it when it shows itself.
-        """
-        from remat_magic.planning.places import remarks
-
-        return remarks(self.facts.under(policy, at, namespace), _device(device))
 
     # -------------------------------------------------------------------------------------------------------- planning
 

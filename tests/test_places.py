@@ -233,7 +233,7 @@ def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
     policy, at = "nothing_saveable", "function"
     before = trace.no_gain(policy, at)
     report = trace.report(policy, at, device=there)
-    assert [*report.remarks] == [trace.no_gain(policy, at, device=there)]
+    assert report.no_gain == trace.no_gain(policy, at, device=there)
     found = trace.places(device=there)
     sentence = trace.no_gain(policy, at, device=there)
     row = max(
@@ -245,7 +245,7 @@ def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
         key=lambda row: row.peak_bytes,
     )
     assert sentence.endswith(f" lowers it to {units.nbytes(row.peak_bytes)}.")
-    assert [*report.remarks] == [sentence]  # also of a report that was seen before
+    assert report.no_gain == sentence  # also of a report that was seen before
     assert trace.compare(at=at, device=there).row(policy).no_gain == sentence
     assert trace.compare([policy], at=at, device=there).row(policy).no_gain == sentence
     assert known(trace.facts) is None
@@ -275,14 +275,14 @@ def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_pa
     report.save_html(tmp_path / "report.html")
     shown = [display.text(report, 2000), report._repr_html_(), (tmp_path / "report.html").read_text()]
     assert all(text.count(sentence) == 1 for text in shown)
-    assert useful.remarks == trace.report("none").remarks == ()
+    assert useful.no_gain == trace.report("none").no_gain == ""
     assert "less is saved than" not in display.text(useful)
     # It is data: a copy has nothing of the trace, and asks nobody.
     copied = pickle.loads(pickle.dumps(report.remarked))
     trace.close()
     asked.clear()
     assert display.text(copied, 2000).count(sentence) == 1
-    assert copied.remarks == ()
+    assert copied.no_gain == ""
     assert not asked
 
 

@@ -352,6 +352,18 @@ def test_a_peak_in_bytes_needs_no_peak_without_a_checkpoint(remat2):
         trace.plan(peak="50%")
 
 
+@pytest.mark.parametrize("device", ["H100 SXM", "TPU v5e"])
+def test_a_plan_says_where_only_a_part_of_its_range_fits(device):
+    trace = traced("scanned transformer")
+    report = trace.report("nothing_saveable", device=device)
+    close, roomy = (trace.plan(peak=peak, device=device) for peak in (report.peak_bytes, "1 TB"))
+    high = trace.report(close if close.names else close.policy, close.at, device=device).peak_high
+    assert high > close.budget_bytes
+    assert f"may be up to {units.nbytes(high)}, which is more" in close.status
+    assert "may be up to" not in roomy.status
+    assert "may be up to" not in trace.plan(peak="90%").status  # of no device there is no range
+
+
 # --------------------------------------------------------------------------------------- seconds, and the host's memory
 
 

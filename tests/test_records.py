@@ -59,7 +59,6 @@ def records():
         "advice": trace.advice("nothing_saveable"),
         "what if": trace.what_if("dots_saveable", "function"),
         "gradients": trace.check_gradients(["nothing_saveable"]),
-        "remarks": trace.remarks("nothing_saveable", "function"),
         "sites": trace.sites,
         "choices": trace.choices(),
     }

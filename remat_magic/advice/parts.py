@@ -91,8 +91,5 @@ def _report(engine: Engine, closed: Any) -> Report:
     leaves = engine.primal.signature.arrays
     wrt = tuple(number for number, leaf in enumerate(leaves) if leaf.differentiated)
     with _jax.tracing(_jax.Generation(), engine.primal.remat3, _jax.x64()):
-        return (
-            Facts(Engine(_jax.as_function(closed), tuple(leaf.value for leaf in leaves), {}, wrt, False))
-            .under()
-            .report()
-        )
+        other = Engine(_jax.as_function(closed), tuple(leaf.value for leaf in leaves), {}, wrt, False)
+        return Facts(other).under().report()

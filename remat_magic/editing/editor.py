@@ -38,7 +38,7 @@ from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.buffers import memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import is_given
-from remat_magic.planning.places import remarks_on
+from remat_magic.planning.places import no_gain_at
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
@@ -60,8 +60,8 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     edited = editor.edit(plan)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
-    remarks = partial(remarks_on, facts, row, memory_of(_peak_device(plan)))
-    return edited.asking(remarks) if best.files and best.saved_bytes is not None else edited
+    ask = partial(no_gain_at, facts, row, memory_of(_peak_device(plan)))
+    return edited.asking(ask) if best.files and best.saved_bytes is not None else edited
 
 
 def _peak_device(plan: Plan) -> Device | None:

@@ -22,7 +22,7 @@ from remat_magic.engine.halves import without_gc
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Note, Places, Plan, Progress, RematError, Report
+from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
 from remat_magic.records import no_gain as no_gain_sentence
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
@@ -386,17 +386,6 @@ def no_gain(variant: Variant, device: devices.Device | None) -> str:
     """``Trace.no_gain``."""
     memory = memory_of(device)
     return no_gain_at(variant.facts, variant.report(memory), memory)
-
-
-def remarks(variant: Variant, device: devices.Device | None) -> tuple[Note, ...]:
-    """``Trace.remarks``."""
-    memory = memory_of(device)
-    return remarks_on(variant.facts, variant.report(memory), memory)
-
-
-def remarks_on(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory) -> tuple[Note, ...]:
-    """The note that a choice saves less for nothing, if it does."""
-    return tuple(filter(None, [Note("peak-no-lower", no_gain_at(facts, choice, memory))]))
 
 
 def no_gain_at(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory = PLAIN) -> str:

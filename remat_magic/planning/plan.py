@@ -76,6 +76,9 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
     if best.at != facts.engine.default_at and at is None:
         elsewhere = "" if of == "peak" else "; elsewhere less may be recomputed"  # a bound is of one place
         sentences.append(f"Its place, {best.at}, was chosen with it{elsewhere}.")
+    high = request.figures(facts.under(best if best.names else best.policy, best.at)).peak_high or 0
+    if of == "peak" and high > budget:
+        sentences.append(f"Its peak may be up to {units.nbytes(high)}, which is more: Measure tells.")
     if no_lower := gainless(facts, best, memory):
         sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes, memory)}")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from remat_magic.errors import RematError
-from remat_magic.records.note import Note
 
 T = TypeVar("T")
 
@@ -48,24 +47,24 @@ class Remarked:
     """
 
     __slots__ = ("_ask",)
-    _ask: Callable[[], Iterable[Note]]
+    _ask: Callable[[], str]
 
-    def asking(self, ask: Callable[[], Iterable[Note]]) -> Self:
+    def asking(self, ask: Callable[[], str]) -> Self:
         """The same record.
 
         Args:
-            ask: what it asks from here on.
+            ask: what it asks for its ``no_gain`` from here on.
         """
         object.__setattr__(self, "_ask", ask)
         return self
 
     @property
-    def remarks(self) -> tuple[Note, ...]:
-        """What there is to say; nothing of a copy, or where the trace was let go of."""
+    def no_gain(self) -> str:
+        """``Trace.no_gain`` of it; empty of a copy, and where the trace was let go of."""
         ask = getattr(self, "_ask", None)
         with contextlib.suppress(RematError):
-            return () if ask is None else tuple(ask())
-        return ()
+            return "" if ask is None else ask()
+        return ""
 
 
 class Labelled:

@@ -78,20 +78,12 @@ class Report(Displayed, Labelled, Remarked):
         """``saved_bytes`` of all devices together, with each copy of what several hold."""
         return self.saved_bytes * (self.devices if self.per_device else 1)
 
-    def noted(self, remarks: Iterable[Note]) -> Report:
-        """The same with more notes.
-
-        Args:
-            remarks: those; none of a kind that it has already is added.
-        """
-        kinds = {note.kind for note in self.notes}
-        more = [note for note in remarks if note.kind not in kinds]
-        return dataclasses.replace(self, notes=(*self.notes, *more)) if more else self
-
     @property
     def remarked(self) -> Report:
-        """The same with what the live trace has to remark among its notes, as it is shown."""
-        return self.noted(self.remarks)
+        """The same with ``no_gain`` among its notes, as it is shown."""
+        if any(note.kind == "peak-no-lower" for note in self.notes) or not (sentence := self.no_gain):
+            return self
+        return dataclasses.replace(self, notes=(*self.notes, Note("peak-no-lower", sentence)))
 
     @property
     def in_update(self) -> str:

@@ -33,9 +33,8 @@ def _peak(row: ComparisonRow) -> str:
         return f"{fmt.nbytes(row.needed_bytes)} compiled"
     if row.peak_bytes is None:
         return "unknown"
-    return (
-        f"{fmt.about(row.peak_bytes, row.peak_low, row.peak_high)}{' estimated' if row.ranked_by == 'compiled' else ''}"
-    )
+    peak = fmt.about(row.peak_bytes, row.peak_low, row.peak_high)
+    return f"{peak} estimated" if row.ranked_by == "compiled" else peak
 
 
 def _repeated(row: ComparisonRow) -> str:

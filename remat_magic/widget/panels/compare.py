@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, Effort, Measurement, Places, Progress, Report
+from remat_magic.records import Comparison, Effort, Measurement, Places, Progress
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html
 from remat_magic.views.fits import fits_html
@@ -109,15 +109,10 @@ class Compare(Panel):
             case "fits":
                 return self._fits(request)
             case "peak":
-                return glance(self._noted(request))
+                report = self._live.trace.report(*self._arguments(request), device=request.text("device"))
+                return glance(report.remarked)
             case _:
                 return {"html": self._gradients(request)}
-
-    def _noted(self, request: Request) -> Report:
-        """The report as on the device, with its remarks."""
-        trace, device = self._live.trace, request.text("device")
-        report = trace.report(*self._arguments(request), device=device)
-        return report.noted(trace.remarks(*self._arguments(request), device=device))
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
         device = request.text("device")
