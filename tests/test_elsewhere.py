@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax, devices
 from remat_magic.measuring import elsewhere
-from remat_magic.records import Collective, RematError
-from remat_magic.views.fits import fits_html, fits_text
+from remat_magic.records import Collective, RematError, Report
+from remat_magic.views.fits import estimate_text, fits_html, fits_text
 from tests.pretend_compiler import NAMES, SIZES
 from tests.programs import f32
 
@@ -228,6 +228,19 @@ def test_the_compiler_ends_with_the_process_that_asked(pretend, tmp_path):
     eventually(lambda: not Path(named.read_text()).exists() and not processes.exists())
 
 
+@pytest.mark.slow
+def test_the_compilers_own_process_watches_who_asked(tmp_path):
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    (folder / "request.json").write_text('{"options": {}}')
+    os.mkfifo(folder / "program")  # which it waits for
+    module = "remat_magic.measuring.compiler_process"
+    with subprocess.Popen([PYTHON, "-m", module, folder], stdin=subprocess.PIPE) as process:
+        process.stdin.close()
+        assert process.wait(600) == 1
+    assert not folder.exists()
+
+
 def test_a_compiler_that_watches_who_asked_ends_well(pretend):
     """It was ended by SIGABRT where Python was still reading, and no device had figures."""
     watching = "from remat_magic.measuring.compiler_process import end_with_the_asking\nend_with_the_asking(folder)\n"
@@ -276,6 +289,15 @@ def test_what_calls_back_into_python_is_told_so(pretend):
 
     measured = rm.trace(prints, f32(8)).measure(device=H100)
     assert measured.error.endswith("take the callbacks out.")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(40, 60, "fits"), (40, 61, "may fit"), (60, 80, "may fit"), (61, 80, "does not fit")],
+)
+def test_by_estimate_only_what_the_whole_range_does_is_said(low, high, said):
+    report = Report("none", "function", peak_bytes=60, peak_low=low, peak_high=high)
+    assert estimate_text(H100, report, 60).startswith(f"By estimate {said} {H100}: about 60 B ({low} to {high})")
 
 
 def test_text_says_whether_it_fits(pretend, capsys):
