@@ -215,7 +215,10 @@ class _Left:
         self._two: dict[int, list[int]] = {}  # the last ones, by buffer
         self._seen_by: dict[int, list[int]] = {}  # the buffers of which a step is one of these
         for number in sorted(self._readers.keys() | self._read_for.keys(), reverse=True):
-            self._look(number)
+            if number in self._read_for or number in buffers.instead or len(self._readers[number]) > 1:
+                self._look(number)
+            elif number not in self._lasting:
+                self.frees[self._readers[number][0]] += self._sizes[number]
 
     def without(self, step: int) -> list[int]:
         """Let a step have run; those steps that are now the only ones left to read something."""
@@ -225,15 +228,14 @@ class _Left:
 
     def _look(self, number: int) -> list[int]:
         """Find the two last steps that are left to read a buffer; the step that is now the only one, if one is."""
-        readers = self._readers.get(number, [])
-        found = set[int]()
-        for position in reversed(range(len(readers))):
-            if readers[position] in self._done:
-                del readers[position]
-                continue
-            found.add(readers[position])
-            if len(found) == 2:
-                break
+        readers, found = self._readers.get(number, []), set[int]()
+        while readers and readers[-1] in self._done:
+            readers.pop()
+        for reader in reversed(readers):
+            if reader not in self._done:
+                found.add(reader)
+                if len(found) == 2:
+                    break
         for other in self._read_for.get(number, ()):
             found.update(self._two.get(other, ()))
         before, two = self._two.get(number, []), sorted(found)[-2:]
@@ -372,13 +374,14 @@ class Buffers:
 
         What has no bytes is in no memory that could be written over; what is read instead of it may be.
         """
-        sizes, found, todo = self.sizes, set[int](), [*step.over]
+        sizes, found = self.sizes, {*step.over}.intersection(dying)
+        todo = [*found] if self.instead else []
         while todo:
             number = todo.pop()
-            if number not in found and number in dying:
-                found.add(number)
-                if number in self.again or not self.on.normalizes:
-                    todo += self.instead.get(number, ())
+            if number in self.again or not self.on.normalizes:
+                reads = {*self.instead.get(number, ())}.intersection(dying).difference(found)
+                found |= reads
+                todo += reads
         free = sorted([number for number in found if sizes[number]])
         if len(free) == len(step.makes) == 1:
             return free if sizes[free[0]] == sizes[step.makes[0]] else []
@@ -469,8 +472,9 @@ def lives(
     live: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
     last = last_uses(steps, buffers.instead)
     dying_at = _dying_at(last, lasting)
-    direct = last_uses(steps, {})
-    last.update((number, direct[number]) for number in direct.keys() & buffers.instead.keys() - buffers.again)
+    if buffers.instead:
+        direct = last_uses(steps, {})
+        last.update((number, direct[number]) for number in direct.keys() & buffers.instead.keys() - buffers.again)
     for index, step in enumerate(steps):
         for number in step.makes:
             if number not in live:
@@ -490,13 +494,15 @@ def lives(
 def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterable[int]) -> list[Held]:
     """What buffers hold."""
     saved = buffers.saved - buffers.throughout
+    wanted = dict.fromkeys(numbers)
     origins = {
         number: (buffers.type_of(var), step.eqn, var)
         for step in steps
         if step.eqn is not None
         for number, var in zip(step.makes, step.eqn.outvars, strict=True)
+        if number in wanted
     }
-    contents = {number: buffers.content(number) or Held(0, *origins.get(number, ())) for number in numbers}
+    contents = {number: buffers.content(number) or Held(0, *origins.get(number, ())) for number in wanted}
     return [
         replace(
             content,

@@ -426,7 +426,7 @@ def unheld(
                 and number not in in_memory
                 and end > last_other.get(number, -1)
             ):
-                earlier = gone_before(end, reads, last, read_for)
+                earlier = _gone_before(end, reads, last, read_for)
                 kept_for_it = earlier.difference(read_for)
                 if sum([_jax.nbytes(flat.types[read]) for read in kept_for_it]) <= _jax.nbytes(flat.types[number]):
                     last.update(dict.fromkeys(earlier, end))
@@ -435,7 +435,7 @@ def unheld(
     return never, again
 
 
-def gone_before(
+def _gone_before(
     end: int, reads: Iterable[int], last: Mapping[int, int], read_for: Mapping[int, Sequence[int]]
 ) -> set[int]:
     """What of certain values, and of all that is read for these, is read last before an end.
