@@ -15,6 +15,7 @@ from remat_magic.records.choice import Choice, Parameter
 from remat_magic.records.comparison import Comparison, no_gain
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
+from remat_magic.records.fit import Fit, FitChoice
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
 from remat_magic.records.note import Note, NoteKind
@@ -55,6 +56,8 @@ __all__ = [
     "Effort",
     "Equation",
     "FileEdit",
+    "Fit",
+    "FitChoice",
     "GradientCall",
     "GradientDifference",
     "Half",

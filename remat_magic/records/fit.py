@@ -1,0 +1,124 @@
+"""Whether a step fits a device's memory, and what would make it fit: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from remat_magic.records.base import Displayed
+from remat_magic.records.measurement import Progress
+from remat_magic.records.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FitChoice(Displayed):
+    """One way to change what is kept in memory, and what that takes; it stands wherever a policy can.
+
+    ``what`` is one line, such as "@jax.checkpoint on block". ``policy`` at ``at`` is what it is to ``trace.report``;
+    ``plan`` is its plan, None where it is none. ``donate`` are the names of the arguments that are donated besides:
+    the caller may not use them after the call.
+
+    ``needed_bytes`` is the peak of device memory: XLA's own figure where ``compiled``, else the estimate, which then
+    lies between ``needed_low`` and ``needed_high`` for most programs. ``fits`` is None where that range holds the
+    capacity. ``saved_bytes`` are those of the report.
+
+    ``extra_seconds`` is the estimated time that it adds to the step as written, negative where less is repeated, None
+    where no device is known. ``extra_time`` is that as a share of the step's time, ``extra_flops`` the FLOPs that it
+    adds as a share of the step's FLOPs as written.
+
+    ``code`` is what to write, empty where nothing is to be written. ``beaten_by`` is the ``what`` of another that needs
+    no more and takes less time, ``unusable`` one sentence on why it can be no answer (its edit cannot be written, JAX
+    cannot trace it); both are empty on the front.
+    """
+
+    what: str
+    policy: str
+    at: str
+    needed_bytes: int | None
+    needed_low: int | None
+    needed_high: int | None
+    fits: bool | None
+    compiled: bool = False
+    extra_seconds: float | None = None
+    extra_time: float | None = None
+    extra_flops: float | None = None
+    saved_bytes: int | None = None
+    code: str = ""
+    donate: tuple[str, ...] = ()
+    plan: Plan | None = field(default=None, compare=False)
+    beaten_by: str = ""
+    unusable: str = ""
+
+    def within(self, capacity_bytes: int) -> FitChoice:
+        """The same choice, asked whether it fits in other ``capacity_bytes``."""
+        if self.needed_bytes is None or self.needed_low is None or self.needed_high is None:
+            return replace(self, fits=None)
+        low, high = (self.needed_bytes,) * 2 if self.compiled else (self.needed_low, self.needed_high)
+        return replace(self, fits=high <= capacity_bytes or (None if low <= capacity_bytes else False))
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """What choices are ordered by: the time that they add, or the FLOPs where no device is known."""
+        flops = float("inf") if self.extra_flops is None else self.extra_flops
+        return (flops if self.extra_seconds is None else self.extra_seconds, flops)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Fit(Displayed):
+    """Whether a function fits a device as it is written, and what to change; see ``trace.fit``.
+
+    ``device`` is the device's name, empty where only bytes were given. ``as_written`` is the program as it is.
+    ``tried`` are all choices that were looked at, each program once: those that fit come first, the least extra time
+    leading, then those that may fit, then the others by what they need. ``not_tried`` are sentences on what was left
+    out. ``largest_batch`` is the batch that would fit as written, None where no batch is found. ``progress`` tells how
+    far the search is.
+    """
+
+    function: str
+    device: str
+    capacity_bytes: int
+    as_written: FitChoice
+    tried: tuple[FitChoice, ...] = ()
+    not_tried: tuple[str, ...] = ()
+    largest_batch: int | None = None
+    progress: Progress = field(default_factory=lambda: Progress(0, 0))
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """What the program needs as written."""
+        return self.as_written.needed_bytes
+
+    @property
+    def needed_low(self) -> int | None:
+        """The lower end of the range of the estimate, or the same as ``needed_bytes`` where XLA was asked."""
+        return self.as_written.needed_low
+
+    @property
+    def needed_high(self) -> int | None:
+        """The upper end of that range."""
+        return self.as_written.needed_high
+
+    @property
+    def compiled(self) -> bool:
+        """Whether XLA's compiler for the device said what the program needs as written."""
+        return self.as_written.compiled
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits as written: None where the estimate's range holds the capacity, and nobody was asked."""
+        return self.as_written.fits
+
+    @property
+    def choices(self) -> tuple[FitChoice, ...]:
+        """The front: those that can be used, and that no other choice beats."""
+        return tuple(choice for choice in self.tried if not choice.beaten_by and not choice.unusable)
+
+    @property
+    def best(self) -> FitChoice | None:
+        """The cheapest choice that fits, or None."""
+        return next((choice for choice in self.choices if choice.fits), None)
+
+    @property
+    def nearest(self) -> FitChoice | None:
+        """Of the choices on the front, the one that needs least."""
+        known = (choice for choice in self.choices if choice.needed_bytes is not None)
+        return min(known, key=lambda choice: choice.needed_bytes or 0, default=None)
