@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from remat_magic.records.base import Displayed
 from remat_magic.records.measurement import Progress
 from remat_magic.records.plan import Plan
+from remat_magic.records.report import Report
+from remat_magic.records.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,7 +72,8 @@ class Fit(Displayed):
     ``tried`` are all choices that were looked at, each program once: those that fit come first, the least extra time
     leading, then those that may fit, then the others by what they need. ``not_tried`` are sentences on what was left
     out. ``largest_batch`` is the batch that would fit as written, None where no batch is found. ``progress`` tells how
-    far the search is.
+    far the search is. ``report`` and ``timeline`` are those of the program as written, on the device: what takes its
+    memory, and what a reader must know besides.
     """
 
     function: str
@@ -81,6 +84,8 @@ class Fit(Displayed):
     not_tried: tuple[str, ...] = ()
     largest_batch: int | None = None
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
+    report: Report | None = field(default=None, compare=False)
+    timeline: Timeline | None = field(default=None, compare=False)
 
     @property
     def needed_bytes(self) -> int | None:
