@@ -18,6 +18,8 @@ from remat_magic.records import (
     Choice,
     Edit,
     Effort,
+    Fit,
+    FitChoice,
     GradientCall,
     GradientDifference,
     Listed,
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.places import Places
 
-Policy = str | Plan | Callable[..., Any]
-"""A key (see :mod:`remat_magic.policies`), a plan, or a policy object of JAX's or your own."""
+Policy = str | Plan | FitChoice | Callable[..., Any]
+"""A key (see :mod:`remat_magic.policies`), a plan, a choice of ``fit``, or a policy object of JAX's or your own."""
 
 At = str | Mapping[str, Policy] | None
 """``"function"``, ``"sites"`` (all of them), a site's key, or a mapping of site key to policy; None: ``default_at``."""
@@ -446,6 +448,41 @@ class Trace:
 
         return no_gain(self.facts.under(policy, at, namespace), _device(device))
 
+    # --------------------------------------------------------------------------------------------------------- fitting
+
+    def fit(self, device_or_bytes: str | float | Device | None = None, compile: bool = True) -> Fit:  # noqa: A002
+        """Whether the function fits a device as it is written, and what would make it fit.
+
+        Policies at every place, checkpoints around several calls and plans are tried, each as JAX traces it. A choice
+        stands wherever a policy can: ``trace.report(choice)``, ``trace.function(choice)``, ``trace.edit(choice)``.
+
+        Args:
+            device_or_bytes: a ``Device`` or its name; or how many bytes there are, a number or a text like
+                ``"24 GiB"``: then peaks are as on a GPU, nothing is compiled and no time is estimated. Default: the
+                accelerator that is here.
+            compile: whether the device's own compiler is asked where it is installed. Default: yes.
+
+        Raises:
+            RematError: no such device or size; no accelerator is here; JAX cannot trace the function.
+        """
+        *_, fit = self.fitting(device_or_bytes, compile)
+        return fit
+
+    def fitting(self, device_or_bytes: str | float | Device | None = None, compile: bool = True) -> Iterator[Fit]:  # noqa: A002
+        """The same bit by bit: what ``fit`` knows at first, before each choice that it tries, and at the end.
+
+        Args:
+            device_or_bytes: as for ``fit``.
+            compile: as for ``fit``.
+
+        Raises:
+            RematError: as ``fit``.
+        """
+        from remat_magic.planning.fit import fitting
+
+        del compile
+        return fitting(self.facts, device_or_bytes)
+
     # -------------------------------------------------------------------------------------------------------- planning
 
     def plan(
@@ -553,6 +590,7 @@ class Trace:
         """
         from remat_magic.planning.what_if import what_if
 
+        policy, at = policy.chosen if isinstance(policy, FitChoice) else (policy, at)
         plan = policy if isinstance(policy, Plan) else None
         return what_if(self.facts.under(policy, plan.at if plan else at, namespace), _device(device), plan)
 

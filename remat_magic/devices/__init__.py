@@ -112,16 +112,17 @@ def of_kind(kind: str) -> Device | None:
     return next((device for device in _KNOWN.values() if kind in (device.name, *device.kinds)), None)
 
 
-def accelerator() -> Device | None:
+def accelerator(*, look: bool = False) -> Device | None:
     """The accelerator of JAX's default backend. None for a CPU, one not known here, and where JAX finds no device.
 
-    None too before JAX has looked for devices: of a GPU it takes most of the memory then, and tracing needs none.
+    None too before JAX has looked for devices, unless it is to ``look`` now: of a GPU it takes most of the memory then,
+    and tracing needs none.
     """
     import jax
 
     from remat_magic import _jax
 
-    if not _jax.has_begun():
+    if not (look or _jax.has_begun()):
         return None
     try:
         kind = jax.devices()[0].device_kind

@@ -45,6 +45,7 @@ from remat_magic.policies import MIXED
 from remat_magic.records import (
     ComparisonRow,
     Edit,
+    FitChoice,
     Plan,
     PlannedValue,
     RematError,
@@ -97,6 +98,8 @@ class _Editor:
 
     def plan_of(self, choice: Any, at: Any) -> Plan:
         """What is asked for as a plan."""
+        if isinstance(choice, FitChoice):
+            choice, at = choice.chosen
         choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
         if isinstance(choice, Plan):
             if at is not None and at != choice.at:

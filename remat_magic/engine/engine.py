@@ -30,7 +30,7 @@ from remat_magic.engine.source_texts import source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
 from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.libraries import is_gradient
-from remat_magic.records import Choice, GradientCall, Note, Plan, RematError
+from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError
 
 ONE_PLACE = "a plan is for one place: choose 'function', 'sites' or one site's key."
 
@@ -277,6 +277,10 @@ class Engine:
         Raises:
             RematError: no such policy, name or site.
         """
+        if isinstance(policy, FitChoice):
+            if at is not None and at != policy.at:
+                raise RematError(f"the choice is for at={policy.at!r}: leave `at` out.")
+            policy, at = policy.chosen
         if isinstance(policy, str):
             policy = self.plans.get(policy, policy)
         if isinstance(policy, Plan):

@@ -19,6 +19,7 @@ from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
+    FitChoice,
     Plan,
     Program,
     RematError,
@@ -66,7 +67,7 @@ class Facts:
         try:
             return self.under(policy, at, namespace)
         except RematError as error:
-            text = policy.policy if isinstance(policy, Plan) else policy
+            text = policy.policy if isinstance(policy, (Plan, FitChoice)) else policy
             text = text if isinstance(text, str) else getattr(text, "__name__", type(text).__name__)
             place = at if isinstance(at, str) else self.engine.default_at if at is None else ""
             return Unknown(text, place, str(error))
@@ -77,9 +78,12 @@ class Facts:
         """The function under each of some policies, of which plans that go by the same key are told apart."""
         plans, chosen = dict[str, Plan](), list[Variant | Unknown]()
         for policy in policies:
+            place = at
+            if isinstance(policy, FitChoice):
+                policy, place = policy.chosen
             if isinstance(policy, Plan) and policy.names:
                 policy = policy.apart_from(plans)
-            chosen.append(self.choose(policy, at, namespace))
+            chosen.append(self.choose(policy, place, namespace))
         return chosen
 
     def known(self) -> list[Variant]:

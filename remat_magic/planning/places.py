@@ -69,9 +69,9 @@ def placing(
         raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
     measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
-    search = _Search(facts, memory_of(chosen), chosen)
+    search = Search(facts, memory_of(chosen), chosen)
     stages = search.run(device is None, most, plans=True)
-    return (places.with_measurements(measured) for places in stages)
+    return (search.places(progress).with_measurements(measured) for progress in stages)
 
 
 def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
@@ -81,9 +81,9 @@ def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
     return facts.memo[__name__, memory]
 
 
-def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Places]:
+def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
     """That search, step by step: it is known from its end on, and what was tried before that is not tried again."""
-    return _Search(facts, memory, None).run(False, _SEARCHED)
+    return Search(facts, memory, None).run(False, _SEARCHED)
 
 
 def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
@@ -98,7 +98,7 @@ def _promising(facts: Facts) -> Iterator[str]:
     """
     inside = facts.engine.contents()
     sites = {site.key for site in facts.engine.primal.table.sites}
-    outside = _Search(facts, PLAIN, None).outside(inside)
+    outside = Search(facts, PLAIN, None).outside(inside)
     key = next((key for key in outside if key not in sites and inside[key].gain), "")
     yield from filter(None, (key, key and _together(facts, key, inside)))
 
@@ -110,19 +110,21 @@ def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
     return next(of_loop, f"{key}/{round(math.sqrt(calls))}" if calls >= _FEWEST else "")
 
 
-class _Search:
+class Search:
     """What was tried so far, and what was left out."""
 
     def __init__(self, facts: Facts, memory: DeviceMemory, device: devices.Device | None) -> None:
         self._facts, self._memory, self._device = facts, memory, device
         self._shown = False  # whether the reports are, and are to be whole
-        self._reports: dict[Any, list[Report]] = {}  # those that do the same together
-        self._failed: list[ComparisonRow] = []
+        self.reports: dict[Any, list[Report]] = {}  # those that do the same together
+        self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
-    def run(self, default_device: bool, most: int, *, plans: bool = False) -> Iterator[Places]:
-        """Try everything, but so many choices at most; what is known before each choice, and at the end."""
-        self._shown, by_key = plans, dict[tuple[str, str], _Candidate]()
+    def run(
+        self, default_device: bool, most: int, *, plans: bool = False, whole: bool | None = None
+    ) -> Iterator[Progress]:
+        """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
+        self._shown, by_key = plans if whole is None else whole, dict[tuple[str, str], _Candidate]()
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
         left, done = deque(by_key.values()), 0
@@ -140,13 +142,13 @@ class _Search:
             if done >= most + _KNOWN:
                 self._leave_out(f"{most} choices were tried", *map(label_of, left))
                 break
-            yield self._places(Progress(done, done + len(left), label_of(choice)))
+            yield Progress(done, done + len(left), label_of(choice))
             self._attempt(left.popleft())
             done += 1
         if default_device:
             self._device = devices.default()
-        places = self._facts.memo[__name__, self._memory] = self._places(Progress(done, done))
-        yield places
+        self._facts.memo[__name__, self._memory] = self.places(Progress(done, done))
+        yield Progress(done, done)
 
     # ------------------------------------------------------------------------------------------------- what to try
 
@@ -232,8 +234,8 @@ class _Search:
 
     def _planned(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
-        front = [row for row in self._places(Progress(0, 0)) if row.pareto and row.policy in (*POLICIES, "as_written")]
-        reports = [report for reports in self._reports.values() for report in reports if report.policy in POLICIES]
+        front = [row for row in self.places(Progress(0, 0)) if row.pareto and row.policy in (*POLICIES, "as_written")]
+        reports = [report for reports in self.reports.values() for report in reports if report.policy in POLICIES]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
             saved = sorted({report.saved_bytes for report in reports if report.at == at})
             budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
@@ -260,17 +262,17 @@ class _Search:
         except RematError as error:
             if choice.budget is not None:  # what is too little for a plan is no choice
                 return
-            self._failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
+            self.failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
             return
         if choice.budget is not None and self._is_hardly_better(report):
             return
-        alike = self._reports.setdefault(_effect(report), [])
+        alike = self.reports.setdefault(_effect(report), [])
         if choice.budget is None or not alike:
             alike.append(report)
 
     def _is_hardly_better(self, plan: Report) -> bool:
         """Whether a policy of JAX's at its place has no higher peak, and recomputes hardly more."""
-        policies = (report for reports in self._reports.values() for report in reports if report.at == plan.at)
+        policies = (report for reports in self.reports.values() for report in reports if report.at == plan.at)
         return any(
             (report.peak_bytes or 0) <= (plan.peak_bytes or 0)
             and _HARDLY * report.recomputed_flops <= plan.recomputed_flops
@@ -282,7 +284,7 @@ class _Search:
         """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
         if choice.after is None:
             return ""
-        by_choice = {(report.policy, report.at): report for reports in self._reports.values() for report in reports}
+        by_choice = {(report.policy, report.at): report for reports in self.reports.values() for report in reports}
         tried = by_choice.get(choice.after)
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
@@ -298,16 +300,21 @@ class _Search:
     def _leave_out(self, why: str, *choices: str) -> None:
         self._left_out.setdefault(why, []).extend(choices)
 
-    def _places(self, progress: Progress) -> Places:
+    @property
+    def not_tried(self) -> tuple[str, ...]:
+        """Sentences on what was left out."""
+        return tuple(f"Not tried, since {why}: {', '.join(choices)}." for why, choices in self._left_out.items())
+
+    def places(self, progress: Progress) -> Places:
         """What is known by now."""
-        rows = [*map(self._row, self._reports.values()), *self._failed]
+        rows = [*map(self._row, self.reports.values()), *self.failed]
         plans = self._facts.engine.plans
         places = Places(
             self._facts.engine.primal.name,
             tuple(rows),
             self._device,
-            {(report.policy, report.at): report for reports in self._reports.values() for report in reports},
-            tuple(f"Not tried, since {why}: {', '.join(choices)}." for why, choices in self._left_out.items()),
+            {(report.policy, report.at): report for reports in self.reports.values() for report in reports},
+            self.not_tried,
             progress,
         )
         # Of plans only those that nothing beats.

@@ -58,6 +58,11 @@ class FitChoice(Displayed):
         return replace(self, fits=high <= capacity_bytes or (None if low <= capacity_bytes else False))
 
     @property
+    def chosen(self) -> tuple[Plan | str, str]:
+        """The plan, or the key of the policy, and its place."""
+        return self.plan or self.policy, self.at
+
+    @property
     def cost(self) -> tuple[float, float]:
         """What choices are ordered by: the time that they add, or the FLOPs where no device is known."""
         flops = float("inf") if self.extra_flops is None else self.extra_flops

@@ -1,0 +1,259 @@
+"""Whether a function fits a device as it is written, and what would make it fit: ``Trace.fit``, by estimates.
+
+One search looks at everything that is known to help: policies at places, checkpoints around several calls, plans.
+Choices that make one program are one, and of all stand first that fit, what adds the least time leading.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import devices, units
+from remat_magic.engine.selection import policy_of_each
+from remat_magic.facts.buffers import DeviceMemory, memory_of
+from remat_magic.facts.facts import Facts
+from remat_magic.facts.times import offloading, times
+from remat_magic.planning.places import Search
+from remat_magic.policies import MIXED
+from remat_magic.records import ComparisonRow, Fit, FitChoice, Progress, RematError, Report, Times
+
+LIKE = "H100 SXM"
+"""The device as on which peaks are where only bytes are given."""
+
+_MOST = 40  # choices that are tried
+_PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
+_KEPT = "XLA keeps on the device what is offloaded there outside of loops."
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be fitted: so many bytes, of a device or (None) of one that is not known."""
+
+    capacity: int
+    device: devices.Device | None
+    memory: DeviceMemory
+
+    @classmethod
+    def of(cls, device_or_bytes: str | float | devices.Device | None) -> Target:
+        """That of a device, its name, bytes, or (None) the accelerator that is here.
+
+        Raises:
+            RematError: no such device, no size, no accelerator is here, or the device's memory is not known.
+        """
+        given = device_or_bytes
+        if given is None:
+            device = devices.accelerator(look=True)
+            if device is None:
+                raise RematError(
+                    "No accelerator that is known is here: name the device to fit, one of "
+                    f"{', '.join(map(repr, devices.names()))}, or give bytes such as '24 GiB'."
+                )
+        elif isinstance(given, devices.Device) or (isinstance(given, str) and not re.match(r"\s*[\d.]", given)):
+            device = devices.get(given)
+        else:
+            capacity = units.parse_bytes(given, "device_or_bytes")
+            return cls(capacity, None, memory_of(devices.get(LIKE)))
+        capacity = devices.usable_bytes(device)
+        if capacity is None:
+            raise RematError(f"How much memory {device.name} has is not known: give bytes such as '24 GiB'.")
+        return cls(capacity, device, memory_of(device))
+
+
+def fitting(facts: Facts, device_or_bytes: str | float | devices.Device | None = None) -> Iterator[Fit]:
+    """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all."""
+    return _fitting(facts, Target.of(device_or_bytes))
+
+
+def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
+    written = facts.under()
+    report = written.report(target.memory)
+    search = Search(facts, target.memory, target.device)
+    view = _View(facts, target, report)
+    blank = Fit(
+        facts.engine.primal.name,
+        "" if target.device is None else target.device.name,
+        target.capacity,
+        view.as_written,
+        report=report,
+    )
+    if report.backward_error:
+        yield replace(blank, not_tried=(report.backward_error,), progress=Progress(1, 1))
+        return
+    blank = replace(blank, timeline=written.timeline(target.memory))
+    batch: int | None = None
+    asked = False
+    for progress in search.run(False, _MOST, plans=True, whole=target.device is not None):
+        found = replace(
+            blank,
+            tried=view.ordered(search.reports.values(), search.failed),
+            not_tried=search.not_tried,
+            progress=progress,
+            largest_batch=batch,
+        )
+        if progress.done == progress.total and not asked:
+            batch = largest_batch(facts, target, report)
+            asked, found = True, replace(found, largest_batch=batch)
+        yield found
+
+
+# ------------------------------------------------------------------------------------------------------ the choices
+
+
+class _View:
+    """Reports as choices, held against the program as it is written."""
+
+    def __init__(self, facts: Facts, target: Target, written: Report) -> None:
+        self._facts, self._target, self._written = facts, target, written
+        self._times: Times | None = None
+        if target.device is not None and not written.backward_error:
+            self._times = times(written, target.device)
+        self._flops = (written.forward_flops or 0) + (written.backward_flops or 0)
+        self.as_written = self.choice(written)
+
+    def choice(self, report: Report) -> FitChoice:
+        """A report as a choice."""
+        plan = self._facts.engine.plans.get(report.policy)
+        known = not report.backward_error and self._written.peak_bytes is not None
+        unusable = report.backward_error
+        if offloading(report, self._target.device) == "kept":
+            unusable = unusable or _KEPT
+        seconds = self._seconds(report) if known else None
+        choice = FitChoice(
+            what_of(self._facts, report),
+            report.policy,
+            report.at,
+            report.peak_bytes,
+            report.peak_low,
+            report.peak_high,
+            None,
+            extra_seconds=seconds,
+            extra_time=seconds / self._times.total
+            if self._times and seconds is not None and self._times.total
+            else None,
+            extra_flops=(report.recomputed_flops - self._written.recomputed_flops) / self._flops
+            if known and self._flops
+            else None,
+            saved_bytes=report.saved_bytes,
+            code=plan.code if plan else report.code,
+            plan=plan,
+            unusable=unusable,
+        )
+        return choice.within(self._target.capacity)
+
+    def _seconds(self, report: Report) -> float | None:
+        if self._times is None or self._target.device is None:
+            return None
+        if report.policy == self._written.policy and report.at == self._written.at:
+            return 0.0
+        extra, before = times(report, self._target.device), self._times
+        return None if None in (extra.offload, before.offload) else extra.extra - before.extra
+
+    def ordered(self, groups: Iterable[Sequence[Report]], failed: Iterable[ComparisonRow]) -> tuple[FitChoice, ...]:
+        """Each program once, and what failed; in order."""
+        choices = [self.as_written]
+        for reports in groups:
+            if any(report.policy == self._written.policy and report.at == self._written.at for report in reports):
+                continue  # what does the same as the program as written
+            first = min(reports, key=lambda report: report.policy != "none")
+            choices.append(self.choice(first))
+        choices += (
+            FitChoice(what_of(self._facts, row), row.policy, row.at, None, None, None, None, unusable=row.error)
+            for row in failed
+        )
+        return ordered(choices)
+
+
+def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
+    """Choices in their order, each with the one that beats it.
+
+    Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
+    what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
+    """
+
+    def key(choice: FitChoice) -> tuple[Any, ...]:
+        rank, needed = _rank(choice), choice.needed_bytes or math.inf
+        first = (needed, *choice.cost) if choice.fits is False else (*choice.cost, needed)
+        return (bool(choice.unusable), rank, *first)
+
+    in_order = sorted((replace(choice, beaten_by="") for choice in choices), key=key)
+    usable = [choice for choice in in_order if not choice.unusable and choice.needed_bytes is not None]
+    beaten = [
+        "" if choice.unusable else next((other.what for other in usable if _beats(other, choice)), "")
+        for choice in in_order
+    ]
+    return tuple(replace(choice, beaten_by=by) if by else choice for choice, by in zip(in_order, beaten, strict=True))
+
+
+def _rank(choice: FitChoice) -> int:
+    return {True: 0, None: 1, False: 2}[choice.fits]
+
+
+def _beats(one: FitChoice, other: FitChoice) -> bool:
+    """Whether one choice makes another needless."""
+    if one is other or other.needed_bytes is None:
+        return False
+    own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), other.needed_bytes, other.cost)
+    return own[0] <= its[0] and own[1] <= its[1] and own[2] <= its[2] and own != its
+
+
+# ------------------------------------------------------------------------------------------------ what they are called
+
+
+def what_of(facts: Facts, choice: Report | ComparisonRow) -> str:
+    """A choice in one line, such as "@jax.checkpoint on block"."""
+    plan = facts.engine.plans.get(choice.policy)
+    if plan is not None and plan.names:
+        away = sum(value.offloaded for value in plan.names)
+        values = len(plan.names) - away
+        done = [f"save {values} value{'s' * (values != 1)}"] * (values > 0)
+        done += [f"offload {away}" if done else f"offload {away} value{'s' * (away != 1)}"] * (away > 0)
+        return f"{', '.join(done)} of {_place(facts, plan.at)}, repeat the rest"
+    if choice.policy != MIXED:
+        return _what(choice.policy, _place(facts, choice.at))
+    by_policy: dict[str, list[str]] = {}
+    for at, policy in policy_of_each(choice.at).items():
+        by_policy.setdefault(policy, []).append(_place(facts, at))
+    return ", ".join(_what(policy, " and ".join(places)) for policy, places in by_policy.items())
+
+
+def _what(policy: str, place: str) -> str:
+    if policy == "as_written":
+        return "as written"
+    if policy == "none":
+        return f"no checkpoint on {place}"
+    return f"@jax.checkpoint on {place}" if policy == "nothing_saveable" else f"{policy} at {place}"
+
+
+def _place(facts: Facts, at: str) -> str:
+    """How a place is called in a sentence."""
+    primal = facts.engine.primal
+    sites = {site.key for site in primal.table.sites}
+    if at == "function":
+        return primal.name
+    if at == "sites":
+        return " and ".join(sorted(sites)) if len(sites) < 4 else f"all {len(sites)} checkpoints"
+    parts = _PARTS.fullmatch(at)
+    if at in sites or at in primal.possible.callees or parts is None:
+        return at
+    name, calls, group = parts["name"], parts["slice"], parts["group"]
+    if calls == "::2":
+        name = f"every second call of {name}"
+    elif calls and calls.startswith(":") and calls[1:].isdigit():
+        name = f"the first {calls[1:]} calls of {name}"
+    elif calls:
+        name = f"{name}[{calls}]"
+    return f"each {group} calls of {name}" if group else name
+
+
+# ------------------------------------------------------------------------------------------------------ the batch
+
+
+def largest_batch(facts: Facts, target: Target, written: Report) -> int | None:
+    """The largest batch with which the program as written fits, by a line through the peaks at two; None if unknown."""
+    arrays = facts.engine.given.signature.arrays
+    del arrays, target, written
+    return None
