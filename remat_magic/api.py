@@ -6,12 +6,10 @@ It holds no logic. A layer that only some questions need is imported when one of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import devices
 from remat_magic.engine.engine import Engine
-from remat_magic.errors import RematError
 from remat_magic.facts.facts import Facts
 from remat_magic.records import (
     Advice,
@@ -256,8 +254,7 @@ class Trace:
         Raises:
             RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
         """
-        report = self.facts.under(policy, at, namespace).report(_device(device))
-        return report.asking(partial(self.no_gain, policy, at, namespace, device=device))
+        return self.facts.under(policy, at, namespace).report(_device(device))
 
     def preview(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
@@ -372,12 +369,11 @@ class Trace:
             RematError: no such device. A policy that fails is a row with its error.
         """
         from remat_magic.comparing.compare import compare, offered
-        from remat_magic.planning.places import no_gain_at
 
         merge = policies is None
         chosen = offered(self.facts, namespace or {}) if policies is None else policies
         choices = self.facts.choose_each([*chosen, *besides], at, namespace)
-        return compare(self.facts, choices, no_gain_at, device, measurements, merge=merge)
+        return compare(self.facts, choices, device, measurements, merge=merge)
 
     def places(
         self,
@@ -391,8 +387,8 @@ class Trace:
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
         row.at)``, with the peak of ``trace.timeline(row.policy, row.at, device=device)``.
         ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places plans are tried
-        too, and those that nothing beats are rows; their keys stand for them from then on. ``plan``, ``no_gain`` and
-        reports go by what was found here, with the same device: peaks differ between devices, as do the best places.
+        too, and those that nothing beats are rows; their keys stand for them from then on. ``plan``
+        goes by what was found here, with the same device: peaks differ between devices, as do the best places.
 
         Args:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
@@ -430,23 +426,6 @@ class Trace:
         from remat_magic.planning.places import placing
 
         return placing(self.facts, device, most, measurements)
-
-    def no_gain(
-        self,
-        policy: Policy = "as_written",
-        at: At = None,
-        namespace: Mapping[str, Any] | None = None,
-        *,
-        device: str | Device | None = None,
-    ) -> str:
-        """One sentence where a policy saves less than no checkpoint there and the peak is hardly lower, else empty.
-
-        It says what does lower the peak, as far as that is known: of all that ``places`` has tried for the device, else
-        of the place that promises most.
-        """
-        from remat_magic.planning.places import no_gain
-
-        return no_gain(self.facts.under(policy, at, namespace), _device(device))
 
     # --------------------------------------------------------------------------------------------------------- fitting
 
@@ -492,7 +471,6 @@ class Trace:
         *,
         saved: float | str | None = None,
         peak: float | str | None = None,
-        fits: str | Device | None = None,
         of: Literal["saved", "peak"] = "saved",
         cost: Literal["flops", "seconds"] = "flops",
         device: str | Device | None = None,
@@ -511,10 +489,6 @@ class Trace:
         What runs out is the peak, so ``peak`` is the budget to give as a rule: less may be saved and the peak no lower.
         ``Plan.status`` says where that is so.
 
-        Whether it really fits, a device's own compiler knows: ``fits`` plans until it says so. Up to six plans for
-        peaks are compiled for the device, as by ``measure(device=...)``, and of those that fit the one of least
-        ``cost`` is the plan; ``Plan.status`` tells what was compiled and what each needs.
-
         Args:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
                 share of what there is without a checkpoint there. Default: ``saved`` or ``peak`` is it.
@@ -527,8 +501,6 @@ class Trace:
             saved: a budget of saved bytes, as ``budget``. Default: none.
             peak: a budget of the estimated peak (``Report.peak_bytes``, or as on ``device`` if that is named), as
                 ``budget``; plans of several saved bytes are tried for it. Default: none.
-            fits: a device that the program is to fit, as ``measure`` takes it: one that is not here, and whose compiler
-                is installed. In place of a budget. Default: none.
             of: what ``budget`` is of: ``"saved"`` bytes or the ``"peak"``. Default: ``"saved"``.
             cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on
                 ``device``, the time on its links for collectives in a ``shard_map`` or ``pmap`` included; to
@@ -544,27 +516,9 @@ class Trace:
             RematError: no budget or two, or it is no size, or less is never needed at this place; no such site, device
                 or option; no backward half; nothing that was compiled fits the device, with what each needs.
         """
-        if fits is not None:
-            if (budget, saved, peak, offload) != (None, None, None, None):
-                raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
-            return self._plan_that_fits(fits, at, cost=cost)
         from remat_magic.planning.plan import PlanRequest, plan
 
         return plan(self.facts, PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap))
-
-    def _plan_that_fits(self, fits: str | Device, at: str | None, *, cost: str) -> Plan:
-        from remat_magic.measuring.measure import MeasureRequest, measure
-        from remat_magic.planning.plan import plan_that_fits
-
-        request = MeasureRequest(device=fits)
-        device = request.elsewhere
-        if device is None:
-            raise RematError("fits= names a device that is not here, such as 'TPU v5e' or 'H100 SXM'.")
-
-        def compiled(policy: Policy, place: str) -> Measurement:
-            return measure(self.facts.choose(policy, place), request)
-
-        return plan_that_fits(self.facts, device, compiled, at, cost=cost)
 
     def what_if(
         self,

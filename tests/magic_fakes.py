@@ -35,9 +35,6 @@ class FakeTrace:
     def report(self, policy="as_written", at=None, namespace=None, *, device=None):
         return self.preview(policy, at, namespace)
 
-    def no_gain(self, policy="as_written", at=None, namespace=None):
-        return ""
-
     def function(self, policy="as_written", at=None):
         def under(*args, **kwargs):
             return ("under", policy, self.fun(*args, **kwargs))

@@ -2,7 +2,6 @@
 
 import functools
 import html
-import pickle
 import random
 import re
 import subprocess
@@ -14,12 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic import devices, units
+from remat_magic import devices
 from remat_magic.facts.buffers import memory_of
-from remat_magic.planning import places as places_module
-from remat_magic.planning.places import known, no_gain_at
-from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
-from remat_magic.views import display
+from remat_magic.planning.places import known
+from remat_magic.records import ComparisonRow, Measurement, Places
 from tests.plan_helpers import transformer
 from tests.programs import f32
 
@@ -168,12 +165,11 @@ IN_CI = "heat", "waves", "a training step"
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_CI else pytest.mark.slow) for n in STEPPED])
 def test_steps_that_save_little_but_what_they_carry_are_grouped(name):
-    """A checkpoint of one gains nothing, of several almost everything: on the front, in plans, and in the sentence."""
+    """A checkpoint of one gains nothing, of several almost everything: on the front, and in plans."""
     fun, args = STEPPED[name]
     trace = rm.trace(fun, *args)
     without = trace.report("none").peak_bytes
     (group,) = (site.key for site in trace.groups)
-    sentence = trace.no_gain("nothing_saveable", "function")
     found = trace.places()
     grouped = [row for row in found if row.pareto and group in row.at]
     assert min(row.peak_bytes for row in grouped) < 0.65 * without
@@ -181,7 +177,6 @@ def test_steps_that_save_little_but_what_they_carry_are_grouped(name):
     plan = trace.plan(peak=0.65)
     assert plan.peak_bytes <= 0.65 * without
     if one.peak_bytes > 0.9 * without:
-        assert f"nothing_saveable at {group} lowers it" in sentence
         assert group in plan.at
         assert group in trace.plan("30%").at
     reasons_hold(trace, found)
@@ -226,31 +221,13 @@ def test_the_front_comes_first(remat2):
 
 
 @pytest.mark.slow
-def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
-    """Reports, the sentence, the table, plans and edits of it; those of no device know nothing of it."""
+def test_a_plan_for_a_device_is_made_of_what_was_found_for_it(remat2):
+    """It searches nothing again; what is of no device knows nothing of it."""
     fun, args = transformer(2, scanned=True, batch=4096)
     trace, there = rm.trace(fun, *args), "TPU v5e"
-    policy, at = "nothing_saveable", "function"
-    before = trace.no_gain(policy, at)
-    report = trace.report(policy, at, device=there)
-    assert report.no_gain == trace.no_gain(policy, at, device=there)
     found = trace.places(device=there)
-    sentence = trace.no_gain(policy, at, device=there)
-    row = max(
-        (
-            row
-            for row in found
-            if row.pareto and row.peak_bytes < 0.8 * trace.report(policy, at, device=there).peak_bytes
-        ),
-        key=lambda row: row.peak_bytes,
-    )
-    assert sentence.endswith(f" lowers it to {units.nbytes(row.peak_bytes)}.")
-    assert report.no_gain == sentence  # also of a report that was seen before
-    assert trace.compare(at=at, device=there).row(policy).no_gain == sentence
-    assert trace.compare([policy], at=at, device=there).row(policy).no_gain == sentence
-    assert known(trace.facts) is None
-    assert trace.no_gain(policy, at) == trace.compare(at=at).row(policy).no_gain == before != sentence
-    # A plan of the device's peak is made of what was found, and searches nothing again.
+    peak = trace.report("nothing_saveable", "function", device=there).peak_bytes
+    row = max((row for row in found if row.pareto and row.peak_bytes < 0.8 * peak), key=lambda row: row.peak_bytes)
     tried = {
         (report.policy, report.at) for report in known(trace.facts, memory_of(devices.get(there))).reports.values()
     }
@@ -260,47 +237,6 @@ def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
     assert plan.recomputed_flops <= trace.report(row.policy, row.at).recomputed_flops
     assert {(row.policy, row.at) for row in known(trace.facts, memory_of(devices.get(there))).reports.values()} == tried
     assert known(trace.facts) is None
-
-
-def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_path, monkeypatch):
-    fun, args = transformer(2, scanned=True)
-    trace = rm.trace(fun, *args)
-    asked = []
-    monkeypatch.setattr(places_module, "no_gain_at", lambda *args: asked.append(args) or no_gain_at(*args))
-    report, useful = trace.report("nothing_saveable", "function"), trace.report("nothing_saveable", "block")
-    assert not asked  # found out when it is shown
-    sentence = trace.no_gain("nothing_saveable", "function")
-    lower = units.nbytes(useful.peak_bytes)
-    assert sentence.endswith(f"nothing_saveable at block lowers it to {lower}.")
-    report.save_html(tmp_path / "report.html")
-    shown = [display.text(report, 2000), report._repr_html_(), (tmp_path / "report.html").read_text()]
-    assert all(text.count(sentence) == 1 for text in shown)
-    assert useful.no_gain == trace.report("none").no_gain == ""
-    assert "less is saved than" not in display.text(useful)
-    # It is data: a copy has nothing of the trace, and asks nobody.
-    copied = pickle.loads(pickle.dumps(report.remarked))
-    trace.close()
-    asked.clear()
-    assert display.text(copied, 2000).count(sentence) == 1
-    assert copied.no_gain == ""
-    assert not asked
-
-
-@pytest.mark.parametrize(
-    ("saved", "peak", "said"),
-    [
-        (0, 1000, "is no lower."),
-        (0, 991, "is hardly lower."),
-        (0, 1400, "is 400 B higher."),
-        (0, 900, "is only 100 B lower."),
-        (0, 200, ""),
-        (995, 1000, ""),
-    ],
-)
-def test_no_gain(saved, peak, said):
-    row, plain = (ComparisonRow("p", "f", saved_bytes=a, peak_bytes=b) for a, b in ((saved, peak), (1000, 1000)))
-    assert no_gain(row, plain).endswith(said)
-    assert bool(no_gain(row, plain)) == bool(said)
 
 
 def test_a_search_ends_after_some_choices_and_says_how_far_it_is():

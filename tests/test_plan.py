@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic import _jax, devices, units
+from remat_magic import _jax, units
 from remat_magic.engine import retrace
 from remat_magic.facts import reports
 from remat_magic.facts.times import times
 from remat_magic.planning import solver
 from remat_magic.planning.graph import Graph, kept_copies
-from remat_magic.planning.plan import plan_that_fits
 from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.solver import Problem
-from remat_magic.records import Measurement, Plan, PlannedValue, RematError
+from remat_magic.records import Plan, PlannedValue, RematError
 from tests.benchmarks import models
 from tests.plan_helpers import BUILT_IN, EACH_PLACE, INEXACT, MODELS, as_reckoned, traced, transformer
 from tests.programs import KINDS, PROGRAMS, f32
@@ -427,8 +426,6 @@ REFUSED = [
     ({}, "give saved="),
     ({"saved": 0.5, "peak": 0.5}, "give saved="),
     ({"budget": 0.5, "peak": 0.5}, "give saved="),
-    ({"budget": "1 GiB", "fits": ON}, "leave these out"),
-    ({"fits": devices.THIS_CPU}, "not here"),
 ]
 
 
@@ -747,79 +744,3 @@ def test_values_inside_shard_map_are_choices_of_one_devices_bytes(replicated):
         assert figures(applied(trace, {key}, "function")) == choices.graph.predict({key}), choices.every_value()[key]
     named = trace.report("save_only_these_names('h')", "function")
     assert trace.plan(named.saved_bytes, "function").recomputed_flops <= named.recomputed_flops
-
-
-# ---------------------------------------------------------------------------------------------------- that fit a device
-
-
-LAYERS = [{"up": f32(64, 256), "down": f32(256, 64)}] * 6, f32(512, 64)
-
-
-def loss(params, x):
-    for w in params:
-        x = block(x, w)
-    return (x**2).sum()
-
-
-class Compiler:
-    """Needs so much of the peak that is estimated as on a GPU, and remembers what it was asked for."""
-
-    def __init__(self, trace, memory, factor=1.3, nearly=()):
-        self.trace, self.memory, self.factor, self.nearly, self.asked = trace, memory, factor, nearly, []
-
-    def __call__(self, policy, at):
-        report = self.trace.report(policy, at, device=ON)
-        self.asked.append((report.policy, report.at))
-        needed = self.needs(report)
-        sizes = {"needed_bytes": needed, "available_bytes": self.memory}
-        return Measurement(report.policy, report.at, fits=needed <= self.memory, **sizes)
-
-    def needs(self, report):
-        return round(report.peak_bytes * self.factor)
-
-    def plan(self, **options):
-        target = devices.Target("cuda")
-        small = devices.Device("small", {"f32": 1e14}, 1e13, 1e12, self.memory, None, "made up", target=target)
-        return plan_that_fits(self.trace.facts, small, self, **options)
-
-
-@pytest.fixture(scope="module")
-def layers():
-    return rm.trace(loss, *LAYERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("part", "factor"), [(0.75, 0.6), (0.6, 1.3), (0.9, 1)])
-def test_a_plan_fits_and_recomputes_no_more_than_a_policy_that_fits(layers, part, factor):
-    there = Compiler(layers, round(part * layers.report("none", device=ON).peak_bytes * factor), factor)
-    plan = there.plan()
-    chosen = layers.report(plan if plan.names else plan.policy, plan.at, device=ON)
-    assert there.needs(chosen) <= there.memory
-    assert plan.recomputed_flops == chosen.recomputed_flops
-    assert len(there.asked) == len(set(there.asked)) <= 6  # nothing is compiled twice
-    for policy, at in itertools.product(("nothing_saveable", "dots_saveable"), ("function", "block")):
-        report = layers.report(policy, at, device=ON)
-        if there.needs(report) <= there.memory:
-            assert plan.recomputed_flops <= report.recomputed_flops
-    assert units.nbytes(there.needs(chosen)) in plan.status
-
-
-def test_where_little_or_nothing_is_to_be_done(layers):
-    there = Compiler(layers, 10**9)
-    plan = there.plan()
-    assert (plan.policy, plan.recomputed_flops, len(there.asked)) == ("none", 0, 1)
-    there = Compiler(layers, 10**5)
-    with pytest.raises(RematError, match="comes nearest: use a device with more memory, or several"):
-        there.plan()
-    assert len(there.asked) <= 6
-    there = Compiler(layers, round(0.8 * 1.3 * layers.report("none", device=ON).peak_bytes))
-    assert there.plan(at="block").at == "block"
-    assert {at for _, at in there.asked} == {"block"}
-    memory = round(0.6 * 1.3 * layers.report("none").peak_bytes)
-    v5e = dataclasses.replace(devices.get("TPU v5e"), memory_bytes=memory)
-    plan = plan_that_fits(layers.facts, v5e, Compiler(layers, memory))
-    assert plan.peak_device == "TPU v5e"  # by which it is searched for, and an edit of it is held against the budget
-    assert plan.peak_bytes == layers.report(plan, device="TPU v5e").peak_bytes != layers.report(plan).peak_bytes
-    failed = Measurement("none", "function", error="there is no such layout.")
-    with pytest.raises(RematError, match=failed.error):
-        plan_that_fits(layers.facts, devices.get(ON), lambda *_: failed)

@@ -14,7 +14,6 @@ import remat_magic as rm
 from remat_magic.errors import RematError
 from remat_magic.facts import program_text
 from remat_magic.facts.facts import Variant
-from remat_magic.planning import places
 from tests.conftest import package_folder
 from tests.programs import f32
 
@@ -72,7 +71,7 @@ def pickled(records):
         raise AssertionError("pickling works")
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((program_text, "program"), (places, "no_gain_at"), (Variant, "report")):
+        for owner, name in ((program_text, "program"), (Variant, "report")):
             patch.setattr(owner, name, refuse)
         return pickle.dumps(records)
 

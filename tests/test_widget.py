@@ -32,7 +32,7 @@ class FakeTrace:
 
     function_name, signature, wrt, default_at = "loss", "loss(x f32[4]) -> f32[]", ("x",), "function"
     names, stale, notes = ("a", "b"), (), ()
-    gradients, gradient, in_vain = (), None, ""
+    gradients, gradient = (), None
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
     groups = ()
     mesh_devices, postponed = 1, False
@@ -77,9 +77,6 @@ class FakeTrace:
 
     def cached(self, policy="as_written", at=None, namespace=None):
         return self.reports.get(self._check(policy, at or self.default_at, namespace))
-
-    def no_gain(self, policy="as_written", at=None, namespace=None):
-        return "Less is saved, but the peak is no lower." if policy == self.in_vain else ""
 
     def function(self, policy="as_written", at=None, namespace=None):
         return lambda: self._check(policy, at, namespace)
@@ -239,18 +236,6 @@ def test_the_residuals_are_shown_before_the_backward_half(widget):
     assert "f32[6,1000]" in first["parts"]["residuals"]
     assert first["meaning"] == "What none means."
     assert first["counts"] == {"residuals": 4, "recomputed": None}
-
-
-def test_saving_less_for_nothing_is_said_beside_the_numbers(widget):
-    widget._live.trace.in_vain = "dots_saveable"
-    for serial, policy in enumerate(("dots_saveable", "none", "dots_saveable"), 1):
-        tell(widget, type="choose", policy=policy, at="function", serial=serial)
-    states = [message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {})]
-    said = ["the peak is no lower" in state["parts"]["notes"] for state in states if state["policy"] == "dots_saveable"]
-    assert said[0] is False  # it is found out after what was asked for is shown
-    assert said[2:]
-    assert all(said[2:])
-    assert not any("the peak is no lower" in state["parts"]["notes"] for state in states if state["policy"] == "none")
 
 
 def test_rapid_toggling_ends_on_the_last(browser):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
+from remat_magic.facts.buffers import PLAIN, memory_of
 from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.facts.times import offloading, times
 from remat_magic.policies import OWN
@@ -17,16 +17,12 @@ from remat_magic.records import Comparison, ComparisonRow, Measurement, RematErr
 def compare(
     facts: Facts,
     choices: Iterable[Variant | Unknown],
-    no_gain: Callable[[Facts, ComparisonRow, DeviceMemory], str],
     device: str | devices.Device | None = None,
     measurements: Iterable[Measurement] = (),
     *,
     merge: bool = False,
 ) -> Comparison:
-    """``Trace.compare`` of some choices, of which those that do just the same share a row where it is to ``merge``.
-
-    ``no_gain`` tells where a peak is no lower than without a checkpoint, and what would lower it.
-    """
+    """``Trace.compare`` of some choices, of which those that do just the same share a row where it is to ``merge``."""
     chosen = devices.default() if device is None else devices.get(device)
     memory = PLAIN if device is None else memory_of(chosen)
     rows: list[ComparisonRow] = []
@@ -57,15 +53,7 @@ def compare(
         if report is not None
         for key in (row.policy, *row.same_as)
     }
-    comparison = Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
-    without = {row.at for row in comparison if "none" in (row.policy, *row.same_as)}
-    rows = [
-        replace(row, no_gain=no_gain(facts, row, memory) or row.no_gain)
-        if not row.error and (row.no_gain or row.at not in without)
-        else row
-        for row in comparison
-    ]
-    return replace(comparison, rows=tuple(rows))
+    return Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
 
 
 def offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:

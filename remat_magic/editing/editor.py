@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from remat_magic import devices
@@ -38,12 +37,10 @@ from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.buffers import memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import is_given
-from remat_magic.planning.places import no_gain_at
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
 from remat_magic.records import (
-    ComparisonRow,
     Edit,
     FitChoice,
     Plan,
@@ -57,12 +54,7 @@ from remat_magic.records import (
 def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     """``Trace.edit``."""
     editor = _Editor(facts)
-    plan = editor.plan_of(choice, at)
-    edited = editor.edit(plan)
-    best = edited.best
-    row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
-    ask = partial(no_gain_at, facts, row, memory_of(_peak_device(plan)))
-    return edited.asking(ask) if best.files and best.saved_bytes is not None else edited
+    return editor.edit(editor.plan_of(choice, at))
 
 
 def _peak_device(plan: Plan) -> Device | None:

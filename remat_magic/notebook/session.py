@@ -113,7 +113,7 @@ class Session:
         from remat_magic.views import text
 
         name = inspection.device
-        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=name or None).remarked
+        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=name or None)
         title = " ".join(filter(None, [inspection.title, f"Peaks are as on {name}." if name else ""]))
         if title:
             print(printable(title))  # noqa: T201

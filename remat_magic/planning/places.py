@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter, deque
@@ -20,10 +19,9 @@ from remat_magic.comparing.compare import row_of
 from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
-from remat_magic.facts.facts import Facts, Variant
+from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
-from remat_magic.records import no_gain as no_gain_sentence
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
@@ -89,18 +87,6 @@ def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
 def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
     """What the last search with peaks in such a memory has come to, None where there was none."""
     return facts.memo.get((__name__, memory))
-
-
-def _promising(facts: Facts) -> Iterator[str]:
-    """The place without a checkpoint, in no other one, that promises most, and several of its calls or steps together.
-
-    Where a step saves little but what it carries, a checkpoint of one gains nothing, and of several almost everything.
-    """
-    inside = facts.engine.contents()
-    sites = {site.key for site in facts.engine.primal.table.sites}
-    outside = Search(facts, PLAIN, None).outside(inside)
-    key = next((key for key in outside if key not in sites and inside[key].gain), "")
-    yield from filter(None, (key, key and _together(facts, key, inside)))
 
 
 def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
@@ -384,52 +370,3 @@ def _steps(group: str, sites: list[str]) -> Iterator[_Candidate]:
         yield _mixed({key: "none", group: _NOTHING})
     else:
         yield replace(_mixed(dict.fromkeys((key, group), _NOTHING)), after=(_NOTHING, key))
-
-
-# ------------------------------------------------------------------------------------------- saving less for nothing
-
-
-def no_gain(variant: Variant, device: devices.Device | None) -> str:
-    """``Trace.no_gain``."""
-    memory = memory_of(device)
-    return no_gain_at(variant.facts, variant.report(memory), memory)
-
-
-def no_gain_at(facts: Facts, choice: ComparisonRow | Report, memory: DeviceMemory = PLAIN) -> str:
-    """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
-    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice, memory)):
-        return ""
-    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes, memory)}"
-
-
-def gainless(facts: Facts, choice: ComparisonRow | Plan | Report, memory: DeviceMemory) -> str:
-    """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
-    if choice.peak_bytes is None:
-        return ""
-    everywhere = "sites" if facts.engine.primal.table.sites else "function"
-    try:
-        without = facts.under("none", everywhere if choice.policy == MIXED else choice.at).figures(memory)
-    except RematError:
-        return ""
-    sentence = no_gain_sentence(choice, without)
-    return f"{sentence} It is in the update that follows the gradient." if sentence and without.in_update else sentence
-
-
-def lower_elsewhere(facts: Facts, peak: int | None, memory: DeviceMemory) -> str:
-    """A sentence on what lowers a peak clearly and adds least, after a space; empty where nothing is known to.
-
-    Before anything was searched that is what saves nothing at the place that promises most.
-    """
-    places = known(facts, memory)
-    if places is not None:
-        reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
-    else:
-        reports = list[Report]()
-        for at in _promising(facts):
-            with contextlib.suppress(RematError):  # JAX cannot trace the function with a checkpoint there
-                reports.append(facts.under("nothing_saveable", at).figures(memory))
-    lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
-    if not lower:
-        return ""
-    report = max(lower, key=lambda report: report.peak_bytes or 0)
-    return f" {label_of(report)} lowers it to {units.nbytes(report.peak_bytes or 0)}."

@@ -1,32 +1,27 @@
-"""Plans that choose their place too: which place, and which values there, is one question.
-
-And plans with which the program fits a device, as the device's own compiler says.
-"""
+"""Plans that choose their place too: which place, and which values there, is one question."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.devices import Device
-from remat_magic.facts.buffers import PLAIN, memory_of
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import COMPLEX
-from remat_magic.planning.places import CLEARLY_LOWER, FEW, gainless, known, lower_elsewhere, searched, searching
+from remat_magic.planning.places import CLEARLY_LOWER, FEW, known, searched, searching
 from remat_magic.planning.planner import INSIDE, objective
-from remat_magic.planning.search import FILLED, Request, called, known_plans, limit_of, no_plan, order, plan_at
+from remat_magic.planning.search import FILLED, Request, known_plans, limit_of, no_plan, order, plan_at
 from remat_magic.planning.solver import GAP
 from remat_magic.policies import MIXED
-from remat_magic.records import Measurement, Plan, RematError, Report
+from remat_magic.records import Plan, RematError, Report
 
 _PLACES = 2  # that are planned for, the usual one for a peak among them
 _CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
-_COMPILED = 6  # plans for a device, of which the last is found as a rule at the third
-_CLOSE = 0.97  # of the device's memory: what needs as much uses it
+_HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +74,8 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
     high = request.figures(facts.under(best if best.names else best.policy, best.at)).peak_high or 0
     if of == "peak" and high > budget:
         sentences.append(f"Its peak may be up to {units.nbytes(high)}, which is more: Measure tells.")
-    if no_lower := gainless(facts, best, memory):
-        sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes, memory)}")
+    if _in_vain(facts, best, memory):
+        sentences.append("Its peak is hardly lower than without a checkpoint there: trace.fit tells what lowers it.")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
         sentences.append(f"Values inside {' or '.join(inside)} are no choices.")
     if COMPLEX in best.unreached:
@@ -122,7 +117,7 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
     Without a reason to nothing is searched: then it is what is known already.
     """
     usual = facts.engine.default_at
-    in_vain = best is None or bool(gainless(facts, best, request.memory))
+    in_vain = best is None or _in_vain(facts, best, request.memory)
     search = searched(facts, request.memory) if in_vain else known(facts, request.memory)
     reports = [] if search is None else [*search.reports.values()]
     fitting = [
@@ -141,6 +136,16 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
         yield "function"
 
 
+def _in_vain(facts: Facts, plan: Plan, memory: DeviceMemory) -> bool:
+    """Whether a plan saves less than there is without a checkpoint, and most of that comes back at the peak."""
+    try:
+        without = facts.under("none", plan.at).figures(memory)
+    except RematError:
+        return False
+    peak, less = without.peak_bytes or 0, without.saved_bytes - plan.saved_bytes
+    return less >= peak / 100 and peak - (plan.peak_bytes or 0) < _HARDLY * less
+
+
 def _is_lower(other: Plan | Report, best: Plan) -> bool:
     """Whether the peak of another choice is clearly lower than that of a plan."""
     return other.peak_bytes is not None and other.peak_bytes < CLEARLY_LOWER * (best.peak_bytes or 0)
@@ -153,7 +158,7 @@ def _spares(other: Plan | Report, best: Plan | None) -> bool:
 
 def _is_worth_more(facts: Facts, other: Plan, best: Plan, request: Request) -> bool:
     """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
-    if gainless(facts, best, request.memory) and not gainless(facts, other, request.memory):
+    if _in_vain(facts, best, request.memory) and not _in_vain(facts, other, request.memory):
         return _is_lower(other, best)
     return _spares(other, best) and (other.peak_bytes or 0) <= (best.peak_bytes or 0)
 
@@ -198,68 +203,3 @@ def _best_of_known(facts: Facts, request: Request) -> Plan | None:
     best = min((*plans, *fitting()), key=order, default=None)
     status = "Of the choices that are known it is the cheapest that fits."
     return None if best is None else replace(best, status=best.status or status)
-
-
-# ------------------------------------------------------------------------------------------------ as the compiler says
-
-
-def plan_that_fits(
-    facts: Facts,
-    device: Device,
-    compiled: Callable[[Any, str], Measurement],
-    at: str | None = None,
-    *,
-    cost: str = "flops",
-) -> Plan:
-    """The plan that adds least among some tried with which the program fits a device, by its compiler.
-
-    Each is a plan for a peak, at first for all that the device has, and then for as much more or less as the compiler
-    needed less or more than that. What has no checkpoint is compiled first.
-
-    Args:
-        facts: of the traced function.
-        device: the device.
-        compiled: what its compiler says of a policy, or a plan, at a place.
-        at: the only place to try. Default: all that ``Trace.places`` tries.
-        cost: as for ``Trace.plan``.
-
-    Raises:
-        RematError: none fits, or the program cannot be compiled for the device.
-    """
-    memory, name = memory_of(device), facts.engine.primal.name
-    limit = budget = devices.usable_bytes(device) or 0
-    request = Request(limit, "peak", objective(cost, device, None), memory=memory)
-    place = at or facts.engine.default_at
-    facts.under("none", place).figures()
-    tried: dict[Any, tuple[Plan, Measurement]] = {}
-    choice = next(plan for plan in known_plans(facts, request, place) if plan.policy == "none")
-    while len(tried) < _COMPILED and (key := (choice.at, choice.names or choice.policy)) not in tried:
-        measured = compiled(choice if choice.names else choice.policy, choice.at)
-        if measured.fits is None or not measured.needed_bytes:
-            raise RematError(measured.error)
-        limit, needed = measured.available_bytes or limit, measured.needed_bytes
-        fits = measured.fits
-        if fits and (choice.policy == "none" or needed >= _CLOSE * limit):
-            tried[key] = choice, measured
-            break
-        if tried:  # without a checkpoint XLA recomputes by itself what one forbids it to: that tells nothing of others
-            budget = round((choice.peak_bytes or 0) * limit / needed)
-        tried[key] = choice, measured
-        try:
-            choice = plan(facts, PlanRequest(at=at, peak=budget, cost=cost, device=device))
-        except RematError:
-            choice = min(known_plans(facts, request, at), key=lambda plan: plan.peak_bytes or 0)
-    texts = [f"{called(plan)} {units.nbytes(measured.needed_bytes or 0)}" for plan, measured in tried.values()]
-    fitting = [(plan, measured) for plan, measured in tried.values() if measured.fits]
-    if not fitting:
-        nearest, measured = min(tried.values(), key=lambda pair: pair[1].needed_bytes or 0)
-        in_update = facts.under(nearest if nearest.names else nearest.policy, nearest.at).figures(memory).in_update
-        usual = f": use a device with more memory, or several. {in_update}".strip()
-        raise RematError(
-            f"Nothing that was compiled of {name} fits {device.name}, where a program can have {units.nbytes(limit)}: "
-            f"{', '.join(texts)}. {called(nearest)} comes nearest{f'. {measured.mend}' if measured.mend else usual}"
-        )
-    best, measured = min(fitting, key=lambda pair: order(pair[0]))
-    needs = f"{units.nbytes(measured.needed_bytes or 0)} of {units.nbytes(limit)}"
-    status = f"Compiled for {device.name} it needs {needs}. Compiled were: {', '.join(texts)}."
-    return replace(best, status=status, peak_device="" if memory == PLAIN else device.name)

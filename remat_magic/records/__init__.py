@@ -10,9 +10,9 @@ number is expected means *unknown*; it is never replaced by a guess.
 from __future__ import annotations
 
 from remat_magic.errors import RematError
-from remat_magic.records.base import Displayed, Labelled, Listed, Remarked
+from remat_magic.records.base import Displayed, Labelled, Listed
 from remat_magic.records.choice import Choice, Parameter
-from remat_magic.records.comparison import Comparison, no_gain
+from remat_magic.records.comparison import Comparison
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.fit import Fit, FitChoice
@@ -84,7 +84,6 @@ __all__ = [
     "Progress",
     "Reader",
     "RecomputationKind",
-    "Remarked",
     "RematError",
     "Report",
     "Residual",
@@ -99,5 +98,4 @@ __all__ = [
     "XlaBuffer",
     "XlaMemory",
     "dearest",
-    "no_gain",
 ]

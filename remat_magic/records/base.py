@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Self, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 from remat_magic.errors import RematError
 
@@ -38,33 +37,6 @@ class Displayed:
 
     def __rich__(self) -> Any:
         return display().renderable(self)
-
-
-class Remarked:
-    """A record of which the live trace that gave it out has more to say when it is shown: what takes time to find out.
-
-    Whom to ask is no field: it is neither compared nor pickled, and what it says is not kept, since it may learn more.
-    """
-
-    __slots__ = ("_ask",)
-    _ask: Callable[[], str]
-
-    def asking(self, ask: Callable[[], str]) -> Self:
-        """The same record.
-
-        Args:
-            ask: what it asks for its ``no_gain`` from here on.
-        """
-        object.__setattr__(self, "_ask", ask)
-        return self
-
-    @property
-    def no_gain(self) -> str:
-        """``Trace.no_gain`` of it; empty of a copy, and where the trace was let go of."""
-        ask = getattr(self, "_ask", None)
-        with contextlib.suppress(RematError):
-            return "" if ask is None else ask()
-        return ""
 
 
 class Labelled:

@@ -12,7 +12,6 @@ from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed
 from remat_magic.records.comparison_row import ComparisonRow, Ranking
 from remat_magic.records.measurement import Measurement
-from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
 from remat_magic.units import nbytes, parse_bytes
 
@@ -49,12 +48,9 @@ class Comparison(Displayed):
     reports: Mapping[tuple[str, str], Report] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Mark the rows of the front, and those that save less for nothing."""
+        """Mark the rows of the front."""
         ranked = self._ranked("compiled" if self._compiled and not self.to_compile else "estimate")
-        plain = (row for row in self.rows if "none" in (row.policy, *row.same_as) and row.saved_bytes is not None)
-        most = max(plain, key=lambda row: row.saved_bytes or 0, default=None)
-        rows = (replace(row, no_gain=row.no_gain or ("" if most is None else no_gain(row, most))) for row in ranked)
-        object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "rows", tuple(ranked))
 
     @property
     def to_compile(self) -> tuple[ComparisonRow, ...]:
@@ -266,22 +262,6 @@ class Comparison(Displayed):
             fields |= {name: ", ".join(fields[name]) for name in ("same_as", "same_labels")}
             flat.append({**fields, "findings": " ".join(row.findings)})
         return flat
-
-
-_HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
-
-
-def no_gain(choice: Report | Plan | ComparisonRow, without: Report | ComparisonRow) -> str:
-    """One sentence where a choice saves less than there is ``without`` a checkpoint, and the peak is hardly lower."""
-    if without.peak_bytes is None or choice.peak_bytes is None:
-        return ""
-    less, lower = (without.saved_bytes or 0) - (choice.saved_bytes or 0), without.peak_bytes - choice.peak_bytes
-    smallest = without.peak_bytes / 100
-    if less < smallest or lower >= _HARDLY * less:
-        return ""
-    what = "no lower" if lower <= 0 else "hardly lower" if lower < smallest else f"only {nbytes(lower)} lower"
-    what = f"{nbytes(-lower)} higher" if lower <= -smallest else what
-    return f"{nbytes(less)} less is saved than without a checkpoint, but the estimated peak is {what}."
 
 
 def _point(row: ComparisonRow) -> tuple[float, float] | None:

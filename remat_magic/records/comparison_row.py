@@ -29,8 +29,7 @@ class ComparisonRow(Labelled):
     ``pareto`` that no other row is better in one of memory (``ranked_bytes``) and cost (``adds``) without being worse
     in the other, and that it fits, where that is known. ``offloading`` tells whether XLA moves to the host what the
     policy offloads: "moved", "kept" on the device, or "unknown"; it is empty where nothing is offloaded. By the
-    estimate only what is moved is ranked. ``no_gain`` is a sentence where less is saved than without a checkpoint and
-    the estimated peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not measured,
+    estimate only what is moved is ranked. ``of_devices`` tells whose the figures are that are not measured,
     where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
     ``repeated_communicated_bytes`` are as in ``Report``.
     """
@@ -72,7 +71,6 @@ class ComparisonRow(Labelled):
     label: str = ""
     same_labels: tuple[str, ...] = ()
     offloading: Offloading = ""
-    no_gain: str = ""
     of_devices: str = ""
     ranked_by: Ranking = "estimate"
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from remat_magic.errors import RematError
-from remat_magic.records.base import Displayed, Labelled, Remarked
+from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
 
@@ -53,7 +53,7 @@ class EditedName:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Edit(Displayed, Labelled, Remarked):
+class Edit(Displayed, Labelled):
     """An edit of the user's source, with what JAX does with the edited text.
 
     ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a

@@ -26,7 +26,6 @@ NoteKind = Literal[
     "saved-in-vain",
     "rule-repeats",
     "no-gain",
-    "peak-no-lower",
     "peak-in-update",
     "offload-kept",
     "checks-left-out",

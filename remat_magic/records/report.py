@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remat_magic.records.base import Displayed, Labelled, Remarked, display, write
+from remat_magic.records.base import Displayed, Labelled, display, write
 from remat_magic.records.note import Note
 from remat_magic.records.operation import Equation, Kernel, dearest, total_flops
 from remat_magic.records.program import Program
@@ -17,7 +17,7 @@ from remat_magic.records.source import SourceText
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report(Displayed, Labelled, Remarked):
+class Report(Displayed, Labelled):
     """What one policy does at one place.
 
     A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
@@ -79,13 +79,6 @@ class Report(Displayed, Labelled, Remarked):
         return self.saved_bytes * (self.devices if self.per_device else 1)
 
     @property
-    def remarked(self) -> Report:
-        """The same with ``no_gain`` among its notes, as it is shown."""
-        if any(note.kind == "peak-no-lower" for note in self.notes) or not (sentence := self.no_gain):
-            return self
-        return dataclasses.replace(self, notes=(*self.notes, Note("peak-no-lower", sentence)))
-
-    @property
     def in_update(self) -> str:
         """The note that the peak is in what a training step does after its gradient; empty where it is not there."""
         return next((note for note in self.notes if note.kind == "peak-in-update"), "")
@@ -100,7 +93,7 @@ class Report(Displayed, Labelled, Remarked):
         Raises:
             RematError: the file cannot be written.
         """
-        write(path, display().page_html(self.remarked, others))
+        write(path, display().page_html(self, others))
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds and not residual.dropped)

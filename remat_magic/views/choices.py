@@ -12,7 +12,7 @@ def figures(row: ComparisonRow) -> dict[str, Any]:
     """A row of a comparison as text: what is saved, the work that is done twice, the peak that it is ranked by.
 
     ``keys`` are those of all the policies that do just this, ``front`` tells whether none is better in both peak and
-    time, and ``note`` is a sentence, of what the figures do not tell or of why there are none.
+    time.
     """
     keys = [row.policy, *row.same_as]
     if row.error:
@@ -23,7 +23,6 @@ def figures(row: ComparisonRow) -> dict[str, Any]:
         "repeated": _repeated(row),
         "peak": _peak(row),
         "front": row.pareto,
-        "note": row.no_gain,
     }
 
 

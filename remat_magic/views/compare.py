@@ -94,7 +94,6 @@ def comparison_table(
         front = '<span class="remat-front" title="on the front" aria-label="on the front" role="img">◆</span>'
         # In the row itself, so that it stays with it when the table is sorted.
         failed = f"<br><small>{escape(row.error)}</small>" if row.error and row.peak_bytes is not None else ""
-        failed += f"<br><small>{escape(row.no_gain)}</small>" if row.no_gain else ""
         head = f'<th scope="row">{front if row.pareto else ""}{name}{also}{failed}</th>'
         cells = "".join(_cell(column, row, _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
@@ -190,7 +189,7 @@ def render(comparison: Comparison) -> Group:
         for other in row.same_labels:
             name.append(f"\n= {other}", style="dim")
         table.add_row(name, Text(_mark(row)), *(Text(column.cell(row).text) for column in columns))
-        sentences = [*filter(None, [row.error, row.no_gain]), *row.findings]
+        sentences = [*filter(None, [row.error]), *row.findings]
         errors += [Text(f"! {row.label}: {sentence}", style="yellow") for sentence in sentences]
     about = f"est.: estimated{f' for {device.name} ({device.source})' if device else ''}; nothing ran for it."
     whose = _of_devices("", rows).removeprefix(", ")

@@ -85,11 +85,11 @@ def _saved(row: ComparisonRow) -> Cell:
 
 
 def _peak(row: ComparisonRow) -> Cell:
-    """The peak; marked where less is saved and the peak is no lower, with why on hover."""
+    """The peak, with its range."""
     if row.peak_bytes is None:
         return Cell("")
-    text, exact = fmt.about(row.peak_bytes, row.peak_low, row.peak_high), fmt.exact(row.peak_bytes, "bytes")
-    return Cell(f"{text} !" if row.no_gain else text, "; ".join(filter(None, (exact, row.no_gain))), row.peak_bytes)
+    text = fmt.about(row.peak_bytes, row.peak_low, row.peak_high)
+    return Cell(text, fmt.exact(row.peak_bytes, "bytes"), row.peak_bytes)
 
 
 def columns_of(rows: Sequence[ComparisonRow]) -> Iterator[Column]:

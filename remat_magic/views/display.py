@@ -38,7 +38,7 @@ def html(record: Any) -> str:
     """A fragment that serves without scripts."""
     match record:
         case Report():
-            return report_html(record.remarked)
+            return report_html(record)
         case Plan():
             return static(plan_html(record))
         case Edit():
@@ -67,7 +67,7 @@ def renderable(record: Any) -> RenderableType:
     """The same for rich."""
     match record:
         case Report():
-            return render(record.remarked)
+            return render(record)
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():

@@ -33,7 +33,6 @@ def edit_sentences(edit: Edit) -> list[str]:
         sentences.append(
             f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}."
         )
-    sentences += filter(None, [edit.no_gain])
     if best.budget_bytes is not None:
         excess = "whether it keeps to it is not known" if best.excess_bytes is None else "it keeps to it"
         if best.excess_bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import traitlets
 from IPython.core.getipython import get_ipython
 
 from remat_magic.api import Policy
-from remat_magic.records import Note, Plan, RematError, Report
+from remat_magic.records import Plan, RematError, Report
 from remat_magic.views import plan as plan_views
 from remat_magic.views.style import style
 from remat_magic.widget.bundle import widget_script
@@ -154,12 +153,6 @@ class LiveView(Channel):
                 report = self._report(wish.policy, wish.at)
                 if self._wanted(wish, rendered):
                     self._publish(report, wish.serial, rendered)
-            # Last, since it may have to be found out first what there is without a checkpoint.
-            arguments = self._live.arguments(wish.policy, wish.at)
-            no_gain = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
-            if no_gain and self._wanted(wish, rendered):
-                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", no_gain)))
-                self._publish(noted, wish.serial, rendered)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             if self._wanted(wish, rendered):
                 self._settle(self._good, wish)

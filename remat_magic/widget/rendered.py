@@ -163,7 +163,7 @@ class Rendered:
         device = self._device
         found = self._on(report, device)
         title = " ".join(filter(None, (self._title, f"Peaks are as on {device.name}." if device else "")))
-        return found if found is report else found.remarked, title
+        return found, title
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""

@@ -110,7 +110,7 @@ class Compare(Panel):
                 return self._fits(request)
             case "peak":
                 report = self._live.trace.report(*self._arguments(request), device=request.text("device"))
-                return glance(report.remarked)
+                return glance(report)
             case _:
                 return {"html": self._gradients(request)}
 

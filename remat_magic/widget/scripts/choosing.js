@@ -105,7 +105,7 @@ export function policyList(widget) {
         option.append(element("span", "remat-entry-number", label, figures[column] ?? "", element("span", "remat-hidden", "; ")));
       }
     } else option.append(element("span", "remat-entry-waiting", figures?.error ? "" : WAITING));
-    const sentence = [meaning, figures?.error ?? figures?.note ?? ""].filter(Boolean).join(" ");
+    const sentence = [meaning, figures?.error ?? ""].filter(Boolean).join(" ");
     option.append(element("span", "remat-entry-sentence", sentence));
     return option;
   }
