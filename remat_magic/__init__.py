@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import devices, policies
-    from remat_magic.api import Trace, check_gradients, trace
+    from remat_magic.api import Trace, catch, catching, check_gradients, trace
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
@@ -31,6 +31,8 @@ __all__ = [
     "RematError",
     "Report",
     "Trace",
+    "catch",
+    "catching",
     "check_gradients",
     "devices",
     "load_plan",
@@ -44,6 +46,8 @@ __all__ = [
 _LAZY = {
     "trace": "remat_magic.api",
     "Trace": "remat_magic.api",
+    "catch": "remat_magic.api",
+    "catching": "remat_magic.api",
     "load_plan": "remat_magic.records.plan",
     "check_gradients": "remat_magic.api",
     "Comparison": "remat_magic.records.comparison",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import devices
+from remat_magic.engine.catching import Watch
 from remat_magic.engine.engine import Engine
 from remat_magic.facts.facts import Facts
 from remat_magic.records import (
@@ -90,6 +91,72 @@ def trace(
         Exception: whatever ``fun`` itself raises.
     """
     return Trace(Engine(fun, args, kwargs, wrt, has_aux, gradient))
+
+
+def catch(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
+    """Run ``fun(*args, **kwargs)``, such as ``main()``, until it calls its training step, and trace that call.
+
+    The step does not run, nor does what comes after it; see ``catching``, which has options.
+
+    Args:
+        fun: the function to run.
+        *args: its arguments.
+        **kwargs: its arguments by name.
+
+    Raises:
+        RematError: it took no gradient and ran to its end, or its step cannot be traced.
+        Exception: whatever ``fun`` itself raises before.
+    """
+    with catching() as caught:
+        fun(*args, **kwargs)
+    return caught.trace
+
+
+def catching(step: str | None = None, *, also_threads: bool = False) -> Caught:
+    """Run the code of a ``with`` block until it calls its training step, and trace that call.
+
+    What takes a gradient first is the step, jitted or not. It does not run; what came before it did, and ``finally``
+    and ``__exit__`` run on the way out. What was run before stays compiled, and so does what runs here.
+
+    Args:
+        step: the name of the function that is the step, where others take gradients before it: these then run.
+        also_threads: whether threads that were there before are stopped too. Default: this thread and those that the
+            block starts.
+
+    Raises:
+        RematError: something is being caught already, or this JAX cannot be asked (the sentence says what it lacks).
+    """
+    return Caught(
+        lambda call: Trace(Engine(call.function, call.args, dict(call.kwargs), None, False)), step, also_threads
+    )
+
+
+class Caught(Watch):
+    """What ``catching`` has caught, as soon as it has."""
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the call.
+
+        Raises:
+            RematError: nothing took a gradient, or what did cannot be traced; one sentence says why.
+        """
+        return self.answer()
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The step, the very object that was called; None as long as nothing is caught."""
+        return None if self.call is None else self.call.function
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What it was called with."""
+        return () if self.call is None else self.call.args
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """What it was called with by name."""
+        return {} if self.call is None else self.call.kwargs
 
 
 class Trace:

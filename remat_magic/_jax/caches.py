@@ -150,6 +150,11 @@ def _own_caches(generation: Generation) -> Iterator[None]:
                     place.restore()
 
 
+def is_inspecting() -> bool:
+    """Whether this thread traces for an inspection."""
+    return getattr(_in_force, "generation", None) is not None
+
+
 @contextlib.contextmanager
 def tracing(generation: Generation, use_remat3: bool, x64: bool) -> Iterator[None]:
     """Trace apart from the user's cached traces, with ``jax_remat3`` and ``jax_enable_x64`` pinned.

@@ -31,21 +31,26 @@ _EFFECT = "the gradient that a training step takes inside is not seen"
 _own = courtesy("jax._src.interpreters.ad.linearize", _EFFECT)
 _ad: Any = None if _own is None else importlib.import_module("jax._src.interpreters.ad")
 _in_thread = threading.local()  # .hold: that of this thread, if its trace takes hold of gradients
+_everywhere: Hold | None = None  # that of all threads that have none of their own
 _lock = threading.Lock()
 _holding_now: set[object] = set()
 _replaced: Any = None  # what stood in the place of _stand_in
 
 
 @contextlib.contextmanager
-def holding(hold: Hold) -> Iterator[None]:
+def holding(hold: Hold, everywhere: bool = False) -> Iterator[None]:
     """Have this thread's gradients taken of what ``hold`` gives back; an interrupt between any two steps undoes it.
 
     Where one holds already, it is given what ``hold`` gives back.
+
+    Args:
+        hold: see ``Hold``.
+        everywhere: whether instead all threads ask it that have none of their own, and wherever a gradient is taken.
     """
     if _own is None:
         yield
         return
-    global _replaced
+    global _replaced, _everywhere
     before: Hold | None = getattr(_in_thread, "hold", None)
     holds = hold if before is None else _one_after_the_other(hold, before)
     this = object()
@@ -54,10 +59,16 @@ def holding(hold: Hold) -> Iterator[None]:
             _holding_now.add(this)
             if _ad.linearize is not _stand_in:
                 _replaced, _ad.linearize = _ad.linearize, _stand_in
-        _in_thread.hold = holds
+        if everywhere:
+            _everywhere = hold
+        else:
+            _in_thread.hold = holds
         yield
     finally:
-        _in_thread.hold = before
+        if everywhere:
+            _everywhere = None
+        else:
+            _in_thread.hold = before
         with _lock:
             _holding_now.discard(this)
             if not _holding_now and _ad.linearize is _stand_in:
@@ -79,7 +90,8 @@ def _one_after_the_other(first: Hold, second: Hold) -> Hold:
 
 def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, **kwargs: Any) -> Any:
     """In the place of JAX's own: differentiates what the thread's hold gives instead of ``traceable``."""
-    hold: Hold | None = getattr(_in_thread, "hold", None)
+    own: Hold | None = getattr(_in_thread, "hold", None)
+    hold = own or _everywhere
     if hold is None or sys._getframe(1).f_code.co_name == "linearize" or _within_backward_pass():
         return _replaced(traceable, primals, *args, has_aux=has_aux, **kwargs)
     instead = hold(traceable, primals.unflatten(), has_aux)
@@ -88,7 +100,7 @@ def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, *
         _in_thread.hold = None
         return _replaced(instead, primals, *args, has_aux=has_aux, **kwargs)
     finally:
-        _in_thread.hold = hold
+        _in_thread.hold = own
 
 
 def _within_backward_pass() -> bool:

@@ -38,6 +38,11 @@ def gradient_in(fun: Any) -> GradWrapper | None:
     return None
 
 
+def is_boundary(code: types.CodeType) -> bool:
+    """Whether code is that of the wrapper around most functions of JAX, and around what its transformations make."""
+    return code in _codes().boundary
+
+
 def mapped_in(fun: Any) -> tuple[Any, Callable[..., Any]] | None:
     """What this very object maps, if ``jax.vmap`` made it, and what maps another function in the same way."""
     inner = _inside(fun)

@@ -6,7 +6,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Sequence
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from remat_magic.parsing import parse_source
@@ -142,6 +142,10 @@ class Spans:
                 own = self._span(traceback.tb_frame.f_code, traceback.tb_lasti)
             traceback = traceback.tb_next
         return own
+
+    def at(self, frame: FrameType) -> SourceSpan:
+        """Where a frame is."""
+        return self._span(frame.f_code, frame.f_lasti)
 
     def _read(self, traceback: Any) -> Frames:
         codes, lastis = traceback.raw_frames()

@@ -1,0 +1,234 @@
+"""Running code as it is until its training step is called: what is called there, and with what, before it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple, Self
+
+import jax
+from jax.core import Tracer
+
+from remat_magic import _jax
+from remat_magic.engine.signature import function_name
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.records import RematError, SourceSpan
+from remat_magic.user_files import is_user_file
+from remat_magic.wording import one_line, text_of
+
+# Between a call of the user's and what it calls of JAX, these add no function of the user's.
+_WRAPPING = ("jax", "equinox", "flax", "haiku", "chex", "jaxtyping", "beartype", "functools", "contextlib")
+
+
+class Call(NamedTuple):
+    """A function, and what it is called with."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Met(NamedTuple):
+    """A gradient that code was about to take, by the function that takes it and the line that calls that.
+
+    ``taken`` tells the one that the code was stopped at; ``is_compiled`` what was compiled ahead of time.
+    """
+
+    name: str
+    caller: SourceSpan | None
+    taken: bool
+    is_compiled: bool = False
+
+    def __str__(self) -> str:
+        if self.caller is None:
+            return self.name
+        of_main = self.caller.file == getattr(sys.modules.get("__main__"), "__file__", None)
+        place = f"line {self.caller.line}" if of_main or not self.caller.place else self.caller.place
+        return f"{self.name}, called " + (
+            f"at {place}" if "<" in self.caller.function else f"in {self.caller.function}(), {place}"
+        )
+
+
+class Watch(contextlib.AbstractContextManager["Watch", bool]):
+    """Runs the code of a ``with`` block until it is about to take a gradient, and ends the block there.
+
+    A step is called, and does not run. ``finally`` and ``__exit__`` run, and what they ask of JAX.
+
+    Args:
+        take: is given what is called, at the call itself, with all that is in force there; raises what speaks against
+            it, which makes it be asked about the next best thing to inspect.
+        step: the name of the step, where gradients are taken before it: others run. Default: the first gradient.
+        also_threads: whether threads are watched that there were before. Default: those alone that the block starts.
+
+    Attributes:
+        call: what was taken; None as long as nothing was.
+        result: what ``take`` gave.
+        gradients: those that came, the one that was taken last.
+        ran: the names of the jitted functions without a gradient that ran before.
+    """
+
+    def __init__(self, take: Callable[[Call], Any], step: str | None = None, also_threads: bool = False) -> None:
+        self._take, self._step = take, step
+        self._others = set[int]() if also_threads else {thread.ident for thread in threading.enumerate()}
+        self.call: Call | None = None
+        self.result: Any = None
+        self.gradients: list[Met] = []
+        self.ran: dict[str, None] = {}
+        self._refused: Exception | None = None
+        self._spans = Spans()
+        self._watching = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._others.discard(threading.get_ident())
+        self._watching.enter_context(_jax.watching(self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
+        self._watching.close()
+        return isinstance(error, _jax.Stopped)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the code was stopped."""
+        return any(met.taken for met in self.gradients)
+
+    def answer(self) -> Any:
+        """What ``take`` gave.
+
+        Raises:
+            RematError: there is nothing to inspect; one sentence says why.
+        """
+        if self.call is not None:
+            return self.result
+        met = self.gradients[-1] if self.gradients else None
+        if met is None:
+            ran = f": {', '.join(self.ran)} ran" if self.ran else ""
+            raise RematError(f"no training step came: nothing took a gradient{ran}.")
+        if not met.taken:
+            came = "; ".join(dict.fromkeys(map(str, self.gradients)))
+            raise RematError(f"no step of the name {self._step} came. Gradients were taken in {came}.")
+        if met.is_compiled:
+            raise RematError(
+                f"{met}, was compiled ahead of time, and cannot be traced; it did not run. Inspect the code that makes "
+                "it: there it is caught when it is lowered."
+            )
+        raise RematError(
+            f"{met}, did not run, and cannot be traced a second time: "
+            f"{one_line(text_of(self._refused)).removesuffix('.')}."
+        ) from self._refused
+
+    # ------------------------------------------------------------------------------------------- what JAX is asked for
+
+    def is_here(self) -> bool:
+        """As ``_jax.Watcher``."""
+        return threading.get_ident() not in self._others
+
+    def passes(self, fun: Any) -> None:
+        """As ``_jax.Watcher``."""
+        module = getattr(fun, "__module__", None) or ""
+        if module.partition(".")[0] not in _WRAPPING:
+            self.ran[function_name(fun)] = None
+
+    def meets(self, call: _jax.Jitted | None) -> None:
+        """As ``_jax.Watcher``."""
+        frames = list(_frames(sys._getframe(1)))  # noqa: SLF001 - those of who asks
+        candidates, outside = _candidates(frames, call)
+        names = [function_name(candidate.function) for candidate in candidates] or ["a gradient"]
+        if call is None:
+            names += [frame.f_code.co_name for frame in frames if not _is_wrapping(frame)]
+        wanted = self._step is None or self._step in names
+        own = next((frame for frame in outside if is_user_file(frame.f_code.co_filename)), None)
+        caller = None if own is None else self._spans.at(own)
+        compiled = "" if call is None else call.compiled
+        self.gradients.append(Met(compiled or names[0], caller, wanted, bool(compiled)))
+        if not wanted:
+            return
+        for candidate in () if compiled else candidates:
+            try:
+                self.result = self._take(candidate)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next is tried, or the user is told
+                self._refused = self._refused or error
+            else:
+                self.call = candidate
+                break
+        raise _jax.Stopped
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames around one, the innermost first, without this package's."""
+    while frame is not None:
+        if _module(frame) != __name__.partition(".")[0]:
+            yield frame
+        frame = frame.f_back
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _is_of_jax(function: Any) -> bool:
+    return str(getattr(function, "__module__", None)).startswith("jax.")
+
+
+def _is_wrapping(frame: FrameType) -> bool:
+    return _module(frame) in _WRAPPING
+
+
+def _candidates(frames: Sequence[FrameType], call: _jax.Jitted | None) -> tuple[list[Call], Sequence[FrameType]]:
+    """What may be called at a gradient, the best to inspect first, and the frames that are around the first.
+
+    That is what the user called, and then what that calls.
+    Of a gradient outside of jit, and of a loop there, that is the outermost function of JAX's that is at work: what it
+    is given is traced by JAX too, and no other code of the user's is run a second time.
+    """
+    called = [] if call is None else [Call(call.function, call.args, call.kwargs)]
+    if call is None or _is_of_jax(call.function):
+        api = [number for number, frame in enumerate(frames) if _jax.is_boundary(frame.f_code)]
+        within = (_wrapper_called(frames[number]) for number in reversed(api))
+        called = [*(made for made in within if made and function_name(made.function) != "cache_miss"), *called]
+        frames = frames[api[-1] + 1 :] if api else frames
+    around = (frame for frame in itertools.takewhile(_is_wrapping, frames) if not _jax.is_boundary(frame.f_code))
+    return [*[made for frame in around if (made := _wrapper_called(frame))][-1:], *called], frames
+
+
+def _wrapper_called(frame: FrameType) -> Call | None:
+    """The function or object that a frame is the call of, if that stands for another and hands all arguments on."""
+    values = inspect.getargvalues(frame)
+    if not (values.varargs and values.keywords) or len(values.args) > 1:
+        return None
+    function = values.locals.get(values.args[0]) if values.args else _function_of(frame)
+    if not callable(function) or not hasattr(function, "__wrapped__"):
+        return None
+    return Call(function, _types(values.locals[values.varargs]), _types(values.locals[values.keywords]))
+
+
+def _function_of(frame: FrameType) -> Callable[..., Any] | None:
+    """The function that a frame runs: of those with its code the one with its closure."""
+    code, local = frame.f_code, frame.f_locals
+    for one in gc.get_referrers(code):
+        if isinstance(one, FunctionType) and one.__code__ is code and _closes_over(one, code, local):
+            return one
+    return None
+
+
+def _closes_over(function: FunctionType, code: CodeType, local: Mapping[str, Any]) -> bool:
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is in the cell yet
+            if name in local and cell.cell_contents is not local[name]:
+                return False
+    return True
+
+
+def _types(arguments: Any) -> Any:
+    """Arguments with types in the place of tracers, which are values of a trace that is broken off."""
+
+    def stand_in(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, Tracer) else leaf
+
+    return jax.tree.map(stand_in, arguments)
