@@ -235,7 +235,7 @@ def test_the_residuals_are_shown_before_the_backward_half(widget):
     first = next(message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {}))
     assert "f32[6,1000]" in first["parts"]["residuals"]
     assert first["meaning"] == "What none means."
-    assert first["counts"] == {"residuals": 4, "recomputed": None}
+    assert first["counts"] == {"values": 4}
 
 
 def test_rapid_toggling_ends_on_the_last(browser):

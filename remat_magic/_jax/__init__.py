@@ -76,6 +76,7 @@ from remat_magic._jax.primitives import (
     is_barrier,
     is_broadcast,
     is_call,
+    is_cast,
     is_check,
     is_cond,
     is_custom_rule,

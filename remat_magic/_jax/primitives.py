@@ -219,6 +219,11 @@ def is_exponential(eqn: Any) -> bool:
     return eqn.primitive.name in ("exp", "exp2")
 
 
+def is_cast(eqn: Any) -> bool:
+    """Whether an equation gives its operand another type of number."""
+    return eqn.primitive.name == "convert_element_type"
+
+
 def is_logarithm(eqn: Any) -> bool:
     """Whether an equation takes the logarithm of each element."""
     return eqn.primitive.name in ("log", "log2", "log1p")

@@ -194,7 +194,8 @@ class Variant:
             report = next(iter(self._figures.values()), None)
         if report is not None:
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
-        half, provenances = self.retrace.forward, self.engine.primal.provenances
+        primal = self.engine.primal
+        half, provenances = self.retrace.forward, primal.provenances
         try:
             backward = self.retrace.backward
         except RematError as error:
@@ -202,7 +203,9 @@ class Variant:
                 raise
             return reports.without_backward(self.preview, half, provenances, str(error))
         schedule = None if self.engine.step is None else self.schedule(memory)
-        both = reports.halves_of(half, backward, provenances)
+        primal = self.engine.primal
+        gradients = [primal.arguments[position] for position in primal.signature.differentiated]
+        both = reports.halves_of(half, backward, provenances, gradients)
         report = (reports.full if full else reports.figures)(self.preview, both, memory, schedule)
         self.facts.first.setdefault(self.selection.identity, self)
         return report

@@ -91,22 +91,25 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
 class Halves(NamedTuple):
     """Both halves of a derivative under one choice, with what their report is read from.
 
-    ``lines`` are the straight lines of the live code of both.
+    ``gradients`` names the argument of each output of the backward half; ``lines`` are the straight lines of the live
+    code of both.
     """
 
     half: Forward
     backward: Any
     provenances: Provenances
+    gradients: Sequence[str]
     saved: Sequence[Saved]
     recomputation: Recomputation
     lines: tuple[StraightLines, StraightLines]
 
 
-def halves_of(half: Forward, backward: Any, provenances: Provenances) -> Halves:
+def halves_of(half: Forward, backward: Any, provenances: Provenances, gradients: Sequence[str]) -> Halves:
     """Both halves, read."""
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
-    return Halves(half, backward, provenances, saved_values(half.closed, half.outputs), recomputation, lines)
+    saved = saved_values(half.closed, half.outputs)
+    return Halves(half, backward, provenances, gradients, saved, recomputation, lines)
 
 
 def figures(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
@@ -136,9 +139,9 @@ def figures(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Sche
 
 def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
     """The report of both halves; the arguments are those of ``figures``."""
-    half, backward, provenances, saved, recomputation, lines = both
+    half, backward, provenances, gradients, saved, recomputation, lines = both
     report = figures(first, both, on, of_step)
-    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
+    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation, gradients)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(report.residuals, readers, strict=True))
     all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
     communicated = named = report.forward_communicated_bytes or 0, report.backward_communicated_bytes or 0

@@ -145,6 +145,7 @@ def needed_by(
     provenances: Provenances,
     live: Callable[[Any], bool],
     recomputing: Callable[[Any], bool],
+    gradients: Sequence[str],
 ) -> list[tuple[Reader, ...]]:
     """For each saved value the operations of the backward pass that read it, each kind of reader once.
 
@@ -154,21 +155,54 @@ def needed_by(
         provenances: the primal program.
         live: tells an equation that matters from dead code.
         recomputing: tells whether an equation recomputes a forward value.
+        gradients: the argument of each output of the backward jaxpr.
     """
     rows: list[tuple[Reader, ...]] = []
+    becomes: dict[tuple[int, int], str] = {}
     for value in saved:
         readers_of_value: dict[Reader, None] = {}
         for leaf in value.leaves:
             for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
                 place = provenances.of(eqn, scope.chain)
                 where = place or locate(provenances, scope, eqn)
+                key = id(scope), id(eqn)
+                if key not in becomes:
+                    becomes[key] = ", ".join(gradients[output] for output in _becomes(scope, eqn, live))
                 reader = Reader(
                     _jax.primitive_name(eqn),
                     place.label if place else "",
                     where.source,
                     where.path,
                     recomputing(eqn),
+                    becomes[key],
                 )
                 readers_of_value.setdefault(reader)
         rows.append(tuple(readers_of_value))
     return rows
+
+
+def _becomes(scope: Scope, eqn: Any, live: Callable[[Any], bool]) -> list[int]:
+    """The outputs of the program that the results of an equation are, moved, cast and summed up, and no more."""
+    found, seen = set[int](), set[tuple[int, int]]()
+    todo = [(scope, var) for var in eqn.outvars]
+    while todo:
+        here, value = todo.pop()
+        if (id(here), id(value)) in seen:
+            continue
+        seen.add((id(here), id(value)))
+        if here.parent is None:
+            found |= {number for number, out in enumerate(here.jaxpr.outvars) if out is value}
+        todo += here.after.get(value, ())
+        for reader, operand in here.readers.get(value, ()):
+            if not live(reader):
+                continue
+            entered = [(inner, var) for inner in here.inner(reader) for var in inner.entered_by.get(operand, ())]
+            if entered:
+                todo += entered
+            elif _jax.is_transparent(reader):
+                todo.append((here, reader.outvars[operand if len(reader.outvars) == len(reader.invars) else 0]))
+            elif any(kind(reader) for kind in (_jax.only_moves, _jax.is_cast, _jax.is_addition, _jax.is_sum)):
+                todo += [(here, var) for var in reader.outvars]
+            else:
+                return []
+    return sorted(found)

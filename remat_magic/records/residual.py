@@ -35,7 +35,8 @@ class Reader:
 
     ``primitive`` is the reading operation itself ("mul"); ``derivative_of`` the forward operation that is being
     differentiated there ("sin"), empty where JAX keeps no trace of it. ``recomputation`` tells a reader that computes
-    a forward value again from one that does the gradient's own work.
+    a forward value again from one that does the gradient's own work; ``gradient_of`` names the arguments whose
+    gradient what it makes is, or is summed up to.
     """
 
     primitive: str
@@ -43,24 +44,22 @@ class Reader:
     source: SourceSpan | None = None
     path: tuple[str, ...] = ()
     recomputation: bool = False
+    gradient_of: str = ""
 
     def __str__(self) -> str:
-        """One sentence fragment: "multiplied into the cotangent of sin, line 6"."""
+        """One sentence fragment: "backward of sin, line 6"."""
         return self.text(f"line {self.source.line}" if self.source else "")
 
     def text(self, place: str) -> str:
         """The same with ``place`` for the line, such as "In[3]:6"; empty names none."""
         at = f", {place}" if place else ""
-        if self.recomputation:
-            if self.derivative_of in ("", self.primitive):
-                return f"feeds the recomputation of {self.primitive}{at}"
-            return f"feeds {self.primitive}, recomputed for {self.derivative_of}{at}"
-        if not self.derivative_of:
-            return f"read by {self.primitive}{at}"
-        verb = {"mul": "multiplied into", "dot_general": "contracted with", "div": "divides"}.get(self.primitive)
-        if verb:
-            return f"{verb} the cotangent of {self.derivative_of}{at}"
-        return f"read by {self.primitive} in the derivative of {self.derivative_of}{at}"
+        if self.gradient_of:
+            return f"gradient of `{self.gradient_of}`{at}"
+        called = self.source.called if self.source else ""  # by the user, who may not know the operation
+        what = called or self.derivative_of or self.primitive
+        if self.recomputation and self.derivative_of in ("", self.primitive):
+            return f"computing {what} again{at}"
+        return f"backward of {what}{at}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -36,6 +38,35 @@ class SourceSpan:
         if self.end_line == self.line and 0 <= self.column < self.end_column <= len(self.text):
             return self.text[self.column : self.end_column]
         return self.text.strip()
+
+    @property
+    def called(self) -> str:
+        """What the expression does: "softmax" of ``jax.nn.softmax(s)``, "mul" of ``a * b``, else empty."""
+        return _called(self.expression)
+
+
+@functools.lru_cache(maxsize=4096)
+def _called(expression: str) -> str:
+    try:
+        node: ast.AST = ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    while isinstance(node, ast.Call):  # of nn.Dense(8)(x) it is Dense
+        node = node.func
+        if isinstance(node, ast.Attribute | ast.Name):
+            return node.attr if isinstance(node, ast.Attribute) else node.id
+    return _OPERATORS.get(type(node.op), "") if isinstance(node, ast.BinOp | ast.UnaryOp) else ""
+
+
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Div: "div",
+    ast.MatMult: "matmul",
+    ast.Mult: "mul",
+    ast.Pow: "pow",
+    ast.Sub: "sub",
+    ast.USub: "neg",
+}
 
 
 def _short_name(file: str, cell: int | None) -> str:

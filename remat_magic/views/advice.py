@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 
 from remat_magic.records import Advice
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.tables import KEYS
-
-_QUOTED = re.compile("`([^`]+)`")
+from remat_magic.views.tables import KEYS, with_code
 
 
 def advice_html(advice: Sequence[Advice], *, live: bool = True) -> str:
@@ -45,17 +42,12 @@ def _item(finding: Advice, live: bool) -> str:
     if finding.code and live:
         copied = f'data-action="copy" data-text="{html.escape(finding.code)}" title="Copy the code"'
         buttons += f' <button type="button" {copied} {KEYS}>Copy</button>'
-    return f"<li>{where}{_with_code(finding.sentence)}{at_stake}<br>{_mend(finding)}{buttons}</li>"
+    return f"<li>{where}{with_code(finding.sentence)}{at_stake}<br>{_mend(finding)}{buttons}</li>"
 
 
 def _mend(finding: Advice) -> str:
     """What to do, in which code looks like code."""
     if not finding.code:
-        return f"<i>{_with_code(finding.mend)}</i>"
+        return f"<i>{with_code(finding.mend)}</i>"
     before, code, after = finding.mend.partition(finding.code)
-    return f"<i>{_with_code(before)}</i><code>{escape(code)}</code><i>{_with_code(after)}</i>"
-
-
-def _with_code(sentence: str) -> str:
-    """A sentence in which what stands between backticks looks like code."""
-    return _QUOTED.sub(r"<code>\1</code>", escape(sentence))
+    return f"<i>{with_code(before)}</i><code>{escape(code)}</code><i>{with_code(after)}</i>"

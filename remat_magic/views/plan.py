@@ -100,11 +100,11 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _values(values: Sequence[PlannedValue]) -> str:
     rows = list[str]()
     for row in plan_rows(values):
-        what, kind, where = planned_cells(row.value, row.times, row.numbers)
         size = td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes"))
-        cells = [size, kind, td("kind", "offload" if row.value.offloaded else "save"), what, where]
+        kind = td("kind", "offload" if row.value.offloaded else "save")
+        cells = [size, kind, *planned_cells(row.value, row.times, row.numbers)]
         rows.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     if not rows:
         return '<p class="remat-empty">A policy of JAX\'s own does it: no value needs a name.</p>'
-    heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source")]
+    heads = [("Size", "num"), ("Kind", "kind"), ("Value", "type"), ("Made by", "made")]
     return table("Values that the plan keeps", heads, rows)

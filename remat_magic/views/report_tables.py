@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.rows import ResidualRow, recomputed_rows, residual_rows, unread
-from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
+from remat_magic.views.rows import ResidualRow, home_of, recomputed_rows, residual_rows, unread
+from remat_magic.views.tables import KEYS, code_html, made_by_html, row_html, table, td, with_code
 
 # So many rows, the biggest, are seen at first: more is not read at a glance.
 _FIRST = 5
@@ -34,18 +34,15 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
     arguments = [row for row in alive if row.kind == "argument"]
     constants = [row for row in alive if row.kind != "argument"]
     folds = [
-        (f"the other {fmt.count(sum(row.count for row in kept[_FIRST:]), 'value')}", kept[_FIRST:]),
-        *(
-            (fmt.count(sum(row.count for row in rows), noun), rows)
-            for noun, rows in (("argument", arguments), ("constant", constants))
-        ),
+        (fmt.count(sum(row.count for row in rows), noun), rows)
+        for noun, rows in (("more value", kept[_FIRST:]), ("argument", arguments), ("constant", constants))
     ]
     return (
         nothing_saved
-        + (_residuals(report, kept[:_FIRST], kept=kept, plain=True) if kept else "")
+        + (_residuals(report, kept[:_FIRST], kept=kept) if kept else "")
         + "".join(
             f"<details><summary>{what}, {fmt.nbytes(sum(row.nbytes for row in rows))}</summary>"
-            f"{_residuals(report, rows[:most], kept=kept, plain=True)}{_more(rows, most)}</details>"
+            f"{_residuals(report, rows[:most], kept=kept)}{_more(rows, most)}</details>"
             for what, rows in folds
             if rows
         )
@@ -61,54 +58,44 @@ def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
     return f'<p class="remat-empty">{what}, {size}; run the cell for all.</p>'
 
 
-def _residuals(
-    report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = (), plain: bool = False
-) -> str:
-    """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too.
-
-    Where ``plain`` the kinds are left out if they are all the same: what the table is of says it.
-    """
+def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = ()) -> str:
+    """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too."""
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
-    one_kind = len({row.kind for rows in groups for row in rows}) == 1
+    home = home_of(report)
     html_rows = list[str]()
     for rows in groups:
         most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
         for row in rows:
             times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
             whole = f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
-            kind = row.first.kind
-            hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
-            kind_cell = td(
-                "kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)
-            )
+            # That an intermediate is none of the others is seen.
+            kind = "" if row.kind == "intermediate" else f' <small class="remat-kind">{escape(row.kind)}</small>'
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
-                _share(row, sums.get(kind, report.constant_bytes), most),
-                td("type", f"<code>{escape(row.type)}</code>{times}{whole}"),
-                "" if plain and one_kind else kind_cell,
-                td("what", what_html(row.label, row.name, row.also)),
-                td("source", where_html(row.first)),
+                _share(0 if row.first.dropped else row.nbytes, sums.get(row.first.kind, report.constant_bytes), most),
+                td("type", f"<code>{escape(row.type)}</code>{times}{kind}{whole}"),
+                td("made", made_by_html(row.label, row.first, row.name, row.also, home)),
                 td("needed", _needed(row, report.complete)),
             ]
-            html_rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
-    heads = [("Size", "num"), ("Share", "share"), ("Type", "type"), ("Kind", "kind"), ("What", "what"),
-             ("Source", "source"), ("Needed by", "needed")]  # fmt: skip
-    if plain and one_kind:
-        heads.remove(("Kind", "kind"))
-    return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *["one-kind"] * one_kind))
+            html_rows.append(row_html(f"remat-{row.first.kind}", row, row.nbytes, cells))
+    return table("Values saved for the backward pass", (*_HEADS, ("Needed for", "needed")), html_rows, _KINDS)
 
 
-def _share(row: ResidualRow, whole: int, most: int) -> str:
+_HEADS = (("Size", "num"), ("Share", "share"), ("Value", "type"), ("Made by", "made"))
+_KINDS = ("stacks", "shares")
+
+
+def _share(number: int, whole: int, most: int) -> str:
     """How much of all that is of its kind a row is, as a number; by ``--s`` the style sheet draws the bar."""
-    if row.first.dropped or not whole:
+    if not number or not whole:
         return "<td></td>"
-    return f'<td class="remat-share" style="--s:{row.nbytes / most:.2g}">{fmt.percent(row.nbytes, whole)}</td>'
+    return f'<td class="remat-share" style="--s:{number / most:.2g}">{fmt.percent(number, whole)}</td>'
 
 
 def _needed(row: ResidualRow, complete: bool) -> str:
     if not row.needed_by:
         return unread(row, complete) or "…"
-    readers = [escape(reader) for reader in row.needed_by]
+    readers = [with_code(reader) for reader in row.needed_by]
     shown = "".join(f'<div class="remat-reader">{reader}</div>' for reader in readers[:2])
     if len(readers) <= 2:
         return shown
@@ -125,23 +112,19 @@ def recomputed_html(report: Report) -> str:
         return f'<p class="remat-empty">{escape(report.backward_error)}</p>'
     if not report.recomputed:
         return '<p class="remat-empty">The backward pass recomputes nothing.</p>'
-    rows = list[str]()
-    for row in recomputed_rows(report):
+    found, home = recomputed_rows(report), home_of(report)
+    costs = [row.flops or 0 for row in found]
+    html_rows = list[str]()
+    for row in found:
+        runs = "an unknown number of runs" if row.runs is None else fmt.count(row.runs, "run")
+        how = f"{row.kind}, {runs}" if row.runs != 1 else row.kind
         cells = [
             td("num", row.cost, "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
-            td("num", "unknown" if row.runs is None else f"{row.runs:,}"),
-            td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
-            td("what", what_html(row.primitive, row.name)),
+            _share(row.flops or 0, sum(costs), max(costs)),
             td("type", code_html(", ".join(row.outputs))),
-            td("source", where_html(row.first)),
+            td("made", made_by_html(row.primitive, row.first, row.name, home=home)),
+            td("needed", f'<i class="remat-letter">{row.kind[0].upper()}</i> {how}'),
         ]
-        rows.append(row_html(f"remat-{row.kind}-row", row, row.flops, cells))
-    heads = [
-        ("Cost", "num"),
-        ("Runs", "num"),
-        ("Kind", "kind"),
-        ("What", "what"),
-        ("Type", "type"),
-        ("Source", "source"),
-    ]
-    return table("Operations that the backward pass recomputes", heads, rows)
+        html_rows.append(row_html(f"remat-{row.kind}-row", row, row.flops, cells))
+    heads = (("Cost", "num"), *_HEADS[1:], ("Kind", "needed"))
+    return table("Operations that the backward pass recomputes", heads, html_rows, _KINDS)

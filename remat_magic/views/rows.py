@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -121,17 +122,31 @@ def _label(residual: Residual) -> str:
     return residual.primitive or residual.argument or residual.kind
 
 
-def _near(span: SourceSpan | None, other: SourceSpan | None) -> str:
-    """Where a span starts: its line alone where it stands in the same cell or file as another."""
-    if span is not None and other is not None and (span.file, span.cell) == (other.file, other.cell):
+Home = tuple[str, int | None]
+"""The file, and the cell, whose lines are told by their numbers alone."""
+
+
+def home_of(report: Report) -> Home | None:
+    """Where most of what a report lists is made."""
+    of = (*report.residuals, *report.recomputed)
+    places = Counter((one.source.file, one.source.cell) for one in of if one.source is not None)
+    return max(places, key=lambda place: places[place], default=None)
+
+
+def near(span: SourceSpan | None, home: Home | None) -> str:
+    """Where a span starts: its line alone at home."""
+    if span is not None and (span.file, span.cell) == home:
         return f"line {span.line}"
     return fmt.location(span)
 
 
-def _residual_row(residuals: list[Residual]) -> ResidualRow:
+def _residual_row(residuals: list[Residual], home: Home | None) -> ResidualRow:
     first = residuals[0]
+    here = near(first.source, home)
     readers = [
-        reader.text(_near(reader.source, first.source)) for residual in residuals for reader in residual.needed_by
+        reader.text("" if (there := near(reader.source, home)) == here else there)
+        for residual in residuals
+        for reader in residual.needed_by
     ]
     space = f" ({first.memory_space})" if first.memory_space else ""
     return ResidualRow(
@@ -159,7 +174,8 @@ def residual_rows(report: Report) -> list[ResidualRow]:
     groups = _group(ordered, key)
     if len(groups) > FOLD_ALIKE_ABOVE:
         groups = _group(ordered, lambda residual: key(residual, _alike))
-    rows = [_residual_row(group) for group in groups]
+    home = home_of(report)
+    rows = [_residual_row(group, home) for group in groups]
     return sorted(rows, key=lambda row: (_KINDS[row.first.kind], row.first.dropped, -row.nbytes))
 
 

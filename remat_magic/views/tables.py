@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
 from remat_magic.views.format import count, escape, exact, location, nbytes
 from remat_magic.views.linking import linked
-from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
+from remat_magic.views.rows import Home, RecomputedRow, ResidualRow, made_by, near, place
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
@@ -24,43 +25,53 @@ def code_html(text: str) -> str:
     return f"<code>{escape(text)}</code>" if text else ""
 
 
-def where_html(of: Residual | Equation | PlannedValue, inside: bool = True) -> str:
-    """The place in the user's source, its expression, the line of a library that it called, and the loops around.
+def with_code(sentence: str) -> str:
+    """A sentence in which what stands between backticks looks like code."""
+    return _QUOTED.sub(r"<code>\1</code>", escape(sentence))
+
+
+_QUOTED = re.compile("`([^`]+)`")
+
+
+def made_by_html(
+    what: str,
+    of: Residual | Equation | PlannedValue,
+    name: str = "",
+    also: Iterable[str] = (),
+    home: Home | None = None,
+) -> str:
+    """What made a value and where: the operation, its checkpoint name, the user's expression, and the loops around.
 
     Args:
-        of: what stands there.
-        inside: whether the function around it is told on hover.
+        what: the operation, or the name of an argument.
+        of: what is made.
+        name: a checkpoint name.
+        also: what else can have made it.
+        home: the file or cell whose lines are told by their numbers alone.
     """
-    parts = list[str]()
+    named = f' <span class="remat-name-of">named {code_html(name)}</span>' if name else ""
+    made = f'<span class="remat-what">{code_html(what)}</span>{named}'
     if of.source is not None:
-        hover = f' title="in {escape(of.source.function)}"' if inside and of.source.function else ""
-        parts += [
-            f'<span class="remat-place"{hover}>{escape(of.source.place)}</span>',
-            _expression(of.source.expression),
-        ]
+        hover = f' title="in {escape(of.source.function)}"' if of.source.function else ""
+        expression = _expression(of.source.expression)
+        made += f"{f' in {expression}' if expression else ''}"
+        made += f', <span class="remat-place"{hover}>{escape(near(of.source, home))}</span>'
     if of.library is not None:
         hover = escape(f"{of.library.expression} in {of.library.function}")
-        parts.append(f'<small class="remat-path" title="{hover}">{escape(made_by(of.library))}</small>')
+        made += f' <small class="remat-library" title="{hover}">{escape(made_by(of.library))}</small>'
     if of.path:
-        parts.append(f'<small class="remat-path">in {escape(place(of.path))}</small>')
-    return " ".join(filter(None, parts))
+        made += f', <small class="remat-path">{escape(place(of.path))}</small>'
+    return made + "".join(f"<br><small>or {escape(other)}</small>" for other in also)
 
 
 def _expression(text: str) -> str:
-    """An expression; one that may be cut off is whole on hover."""
+    """An expression, which the style sheet cuts off, and which is whole on hover."""
     hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
-    return f"<code{hover}>{escape(text)}</code>" if text else ""
+    return f'<code class="remat-expression"{hover}>{escape(text)}</code>' if text else ""
 
 
-def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
-    """What made a value, its checkpoint name, and what else can have made it."""
-    named = f' <span class="remat-name-of">named <code>{escape(name)}</code></span>' if name else ""
-    others = "".join(f"<br><small>or {escape(other)}</small>" for other in also)
-    return f"{code_html(label)}{named}{others}"
-
-
-def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple[str, str, str]:
-    """What makes a value, its type, and where: three cells.
+def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple[str, str]:
+    """The type of a value, and what makes it: two cells.
 
     Args:
         value: one value, or the first of several.
@@ -72,9 +83,8 @@ def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple
     hover = f' title="{escape(numbers)}"' if numbers else ""
     times = f' <span class="remat-times"{hover}>{escape(times)}</span>' if times else ""
     return (
-        td("what", what_html(value.primitive, value.name or "")),
         td("type", f"{code_html(value.type)}{times}"),
-        td("source", where_html(value, inside=False)),
+        td("made", made_by_html(value.primitive, value, value.name or "")),
     )
 
 
@@ -125,23 +135,25 @@ def held_table(caption: str, kind: str, rows: Sequence[HeldRow], top: int, noun:
     body = list[str]()
     for row in rows[:top]:
         times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
-        expression = escape(row.source.expression) if row.source else ""
-        place_html = f'<span class="remat-place">{escape(location(row.source))}</span>' if row.source else ""
-        library = f" <small>{escape(location(row.library))}</small>" if row.library else ""
+        what = code_html(row.what)
+        if row.source:
+            what += (
+                f' in {_expression(row.source.expression)}, <span class="remat-place">{escape(row.source.place)}</span>'
+            )
+        what += f" <small>{escape(location(row.library))}</small>" if row.library else ""
         body.append(
             f'<tr class="remat-row">{_size(row.nbytes)}'
             f'<td class="remat-type"><code>{escape(row.type)}</code>{times}</td>'
             f'<td class="remat-kind">{escape(row.kind)}</td>'
-            f'<td class="remat-what"><code>{escape(row.what)}</code></td>'
-            f'<td class="remat-source">{place_html} <code title="{expression}">{expression}</code>{library}</td></tr>'
+            f'<td class="remat-made">{what}</td></tr>'
         )
     if rest := rows[top:]:
         number = count(sum(row.count for row in rest), f"more {noun}")
         size = _size(sum(row.nbytes for row in rest))
-        body.append(f'<tr class="remat-row">{size}<td colspan="4">in {number}</td></tr>')
+        body.append(f'<tr class="remat-row">{size}<td colspan="3">in {number}</td></tr>')
     heads = "".join(
         f'<th scope="col" class="remat-{column}">{head}</th>'
-        for head, column in (("Size", "num"), ("Type", "type"), (kind, "kind"), ("What", "what"), ("Source", "source"))
+        for head, column in (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
     )
     return (
         f'<table class="remat-table remat-stacks"><caption style="text-align:left">{escape(caption)}</caption>'

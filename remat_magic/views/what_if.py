@@ -25,23 +25,20 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     alike = alike_rows(rows)
     for number, count in alike[:ROWS]:
         row = rows[number]
-        what, kind, where = planned_cells(row.value, alike_text(row, count), _EACH if count > 1 else "")
         bytes_, flops = row.saved_bytes, row.recomputed_flops
         seconds = "" if row.seconds is None else fmt.signed(fmt.seconds(row.seconds), row.seconds)
         key = html.escape(flip_key(row))
         button = f'<button type="button" class="remat-link" data-flip="{key}" {KEYS}>{escape(row.change)}</button>'
         cells = [
             td("kind", button if live else escape(row.change)),
-            what,
-            kind,
             td("num", fmt.signed(fmt.nbytes(bytes_), bytes_), fmt.exact(bytes_, "bytes")),
             td("num", fmt.signed(fmt.flops(flops), flops), fmt.exact(flops, "FLOPs")),
             td("num", seconds),
-            where,
+            *planned_cells(row.value, alike_text(row, count), _EACH if count > 1 else ""),
         ]
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
-    heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
-             ("Estimated", "num"), ("Source", "source")]  # fmt: skip
+    heads = [("Instead", "kind"), ("Saved", "num"), ("Recomputed", "num"), ("Time", "num"), ("Value", "type"),
+             ("Made by", "made")]  # fmt: skip
     sentences = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
     device = f", times on {rows[0].device}" if rows[0].device else ""
     against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label

@@ -22,6 +22,7 @@ _TAUGHT = {
     "copy": "Copy the code for this choice, to be pasted into your program",
     "device": "The machine that times are estimated for, and whose compiler is asked whether the choice fits",
     "edit": "The edit of your source that does what is chosen, verified by tracing it",
+    "find": "Show the rows that have this in them",
     "gradient": "Which of the gradients that the function takes is looked at",
     "gradients": "Run each policy and compare its values and gradients with those without a checkpoint",
     "group": "Put the rows of one line, name, operation or loop together, with their sum",
@@ -30,8 +31,6 @@ _TAUGHT = {
     "of": "What the budget is of: all that is alive at the estimated peak, or what is saved alone",
     "plan": "Find what to save within the budget so that least is recomputed",
     "policy": "What is saved for the backward pass and what it computes again; opens as a list with what each does",
-    "recomputed": "Show the rows that have this in them",
-    "residuals": "Show the rows that have this in them",
     "state-offload": "Move it to the host's memory for the backward pass, and back",
     "state-recompute": "Let the backward pass compute it again",
     "state-save": "Keep it on the device for the backward pass",
@@ -41,8 +40,7 @@ _TAUGHT = {
     "tab-listing": "Your source, with what each line saves and has computed again",
     "tab-memory": "What is alive from operation to operation, by estimate",
     "tab-plan": "What to save within a budget so that least is computed again",
-    "tab-recomputed": "What the backward pass computes: again (repeated), or alone (deferred)",
-    "tab-residuals": "The values that are saved for the backward pass, called residuals",
+    "tab-values": "The values that are saved for the backward pass, called residuals, and what it computes again",
     "together": "The other pane follows to the same operation",
     "typed": "A budget in bytes, or a share of what it is without a checkpoint",
     "unpick": "Choose no line: all rows are shown again, and nothing is marked",
@@ -74,12 +72,3 @@ def button(action: str, text: str, **attributes: str) -> str:
     extra = "".join(f' {name.replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items())
     extra += "" if "title" in attributes else taught(action)
     return f'<button type="button" data-action="{action}"{extra} {KEYS}>{escape(text)}</button>'
-
-
-def search(key: str, label: str, placeholder: str) -> str:
-    """A field to search by, with its label."""
-    return (
-        f'<span class="remat-field"{taught(key)}><label for="{ID}find-{key}">{label}</label> '
-        f'<input type="search" id="{ID}find-{key}" data-find="{key}" placeholder="{placeholder}" '
-        f'autocomplete="off" spellcheck="false" {KEYS}></span>'
-    )

@@ -132,12 +132,11 @@ def _tab(panel: Panel) -> str:
 def _panel(panel: Panel) -> str:
     """A tab's panel: its tools, which stay, above what follows the policy, which scrolls."""
     key = panel.key
-    inner = "".join(f'<div data-part="{part}"></div>' for part in panel.parts)
+    inner = "".join(f'<div data-part="{part}"{" data-early" * (part in panel.early)}></div>' for part in panel.parts)
     whole = "" if inner else f' data-part="{key}"'
-    early = " data-early" if panel.early else ""
     return (
         f'<div role="tabpanel" id="{ID}panel-{key}" data-panel="{key}" aria-labelledby="{ID}tab-{key}">{panel.tools()}'
-        f'<div class="remat-panel remat-panel-{key}"{whole}{early} tabindex="0" role="group" '
+        f'<div class="remat-panel remat-panel-{key}"{whole} tabindex="0" role="group" '
         f'aria-label="{panel.title}" {KEYS}>{inner}</div></div>'
     )
 

@@ -72,14 +72,14 @@ class Panel:
         key: names the tab in HTML and scripts.
         title: the tab's own text.
         parts: names of the parts of its content, where there are several.
-        early: whether its content is known before the backward half is.
+        early: those of them whose content is known before the backward half is.
         asks: the messages that it answers; each group has a thread, where the newest request replaces the one waiting.
     """
 
     key: ClassVar[str]
     title: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ()
-    early: ClassVar[bool] = False
+    early: ClassVar[tuple[str, ...]] = ()
     asks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def __init__(

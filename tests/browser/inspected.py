@@ -47,8 +47,7 @@ loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 1
 """
 # By a tab's title: its part, and what in it has the figures.
 TABS = {
-    "Residuals": ("residuals", "tr.remat-row td.remat-num"),
-    "Recomputed": ("recomputed", "tr.remat-row td.remat-num"),
+    "Values": ("residuals", "tr.remat-row td.remat-num"),
     "Source": ("listing", "u"),
     "Jaxprs": ("jaxprs", "pre .remat-l"),
     "Memory": ("memory", "svg"),

@@ -28,9 +28,9 @@ def test_by_mouse_by_keyboard_from_python_and_when_its_kernel_has_ended(notebook
         page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
         page.keyboard.press("Home")
         widget.shows("as_written")
-        widget.tab("Residuals").click()
+        widget.tab("Values").click()
         page.keyboard.press("ArrowRight")
-        expect(widget.tab("Recomputed")).to_be_focused()
+        expect(widget.tab("Source")).to_be_focused()
         page.keyboard.press("b")
         page.keyboard.press("x")
         page.wait_for_timeout(300)

@@ -69,16 +69,16 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
         page.keyboard.press("Tab")
         if page.evaluate("() => document.activeElement?.getAttribute('role')") == "tab":
             break
-    expect(widget.tab("Residuals")).to_be_focused()
+    expect(widget.tab("Values")).to_be_focused()
     page.keyboard.press("ArrowRight")
-    expect(widget.tab("Recomputed")).to_be_focused()
-    expect(widget.part("recomputed")).to_be_visible()
+    expect(widget.tab("Source")).to_be_focused()
+    expect(widget.part("listing")).to_be_visible()
     page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
     for _ in range(12):
         page.keyboard.press("Tab")
-        if page.evaluate("() => document.activeElement?.dataset.part") == "recomputed":
+        if page.evaluate("() => document.activeElement?.dataset.part") == "listing":
             break
-    expect(widget.part("recomputed")).to_be_focused()
+    expect(widget.part("listing")).to_be_focused()
     page.wait_for_timeout(300)
     assert opened.cell_count() == cells
 
@@ -165,7 +165,7 @@ def test_it_is_accessible(several: Widget, theme: str) -> None:
     """By axe-core's rules and the contrast of each text, also in what is kept."""
     several.notebook.set_theme(f"JupyterLab {theme}")
     try:
-        for name in ("Residuals", "Source", "Compare"):
+        for name in ("Values", "Source", "Compare"):
             several.tab(name).click()
             part, figures = TABS[name]
             expect(several.part(part).locator(figures).first).to_be_visible(timeout=60_000)

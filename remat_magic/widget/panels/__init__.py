@@ -7,8 +7,8 @@ from remat_magic.widget.panels.jaxprs import Jaxprs
 from remat_magic.widget.panels.listing import Listing
 from remat_magic.widget.panels.memory import Memory
 from remat_magic.widget.panels.plan import Plan
-from remat_magic.widget.panels.tables import Recomputed, Residuals
+from remat_magic.widget.panels.values import Values
 
 __all__ = ["PANELS"]
 
-PANELS: tuple[type[Panel], ...] = (Residuals, Recomputed, Listing, Jaxprs, Memory, Advice, Compare, Plan)
+PANELS: tuple[type[Panel], ...] = (Values, Listing, Memory, Jaxprs, Advice, Compare, Plan)

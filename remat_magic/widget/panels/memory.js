@@ -168,7 +168,7 @@ function picture(widget, root) {
     if (place instanceof HTMLButtonElement) {
       place.type = "button";
       place.dataset.lmSuppressShortcuts = "true";
-      place.title = value.kind === "residual" ? "To its row among the residuals" : "To its line in the source";
+      place.title = value.kind === "residual" ? "To its row among the values" : "To its line in the source";
       place.addEventListener("click", () => lead(value));
     }
     const size = cell("num", quantity(bytes, "bytes"));
@@ -206,11 +206,11 @@ function picture(widget, root) {
   /** Leads to the row of a value that is saved, and to the line of any other. @param {Value} value */
   function lead({ line: picked, kind, expression, type }) {
     if (widget.linking.picked !== picked) widget.linking.pick(picked);
-    const tab = kind === "residual" ? "residuals" : "listing";
+    const tab = kind === "residual" ? "values" : "listing";
     widget.open(tab, true);
     const rows = /** @type {HTMLElement[]} */ ([...widget.part("residuals").querySelectorAll(`tr[data-e~="${expression}"]`)]);
     const own = rows.find((one) => !one.hidden && one.textContent?.includes(type)) ?? rows.find((one) => !one.hidden);
-    const target = tab === "residuals" ? own : widget.one(`[data-pick="${picked}"]`);
+    const target = tab === "values" ? own : widget.one(`[data-pick="${picked}"]`);
     target?.scrollIntoView({ block: "nearest" });
     if (target) widget.linking.point(target);
   }

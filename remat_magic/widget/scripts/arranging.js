@@ -23,8 +23,8 @@ export const arrangement = () => ({ find: "", group: "", sort: null, folded: new
 const GROUPS = {
   line: (row) => textOf(row, ".remat-place") || "no line of yours",
   name: (row) => textOf(row, ".remat-name-of code") || "unnamed",
-  operation: (row) => textOf(row, "td.remat-what code") || "other",
-  path: (row) => textOf(row, ".remat-path").replace(/^in /, "") || "outside of loops and calls",
+  operation: (row) => textOf(row, ".remat-what code") || "other",
+  path: (row) => textOf(row, ".remat-path") || "outside of loops and calls",
 };
 
 /** @param {Element} element @param {string} selector */
@@ -115,7 +115,7 @@ function mark(row, text, title) {
   letter.className = "remat-letter remat-side";
   letter.textContent = text;
   letter.title = title;
-  row.querySelector("td.remat-kind")?.prepend(letter, " ");
+  row.querySelector("td.remat-made")?.prepend(letter, " ");
 }
 
 /**
@@ -168,9 +168,6 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   const shown = own.filter((row) => !row.hidden || row.dataset.later);
   if (find && !shown.length) body.append(textRow(`No row has “${state.find.trim()}”.`, heads.length));
   else if (line && !shown.length) body.append(textRow("No row is of that line.", heads.length));
-  const visible = rows.filter((row) => !row.hidden);
-  const plain = !missing.length && visible.every((row) => row.classList.contains("remat-intermediate"));
-  if (table.classList.contains("remat-shares")) table.classList.toggle("remat-one-kind", plain);
   return summary(own, shown, noun, unit) + aside(own, missing);
 }
 
@@ -260,11 +257,12 @@ function firstScreen(rows, state, words) {
     const turn = () => void (state.unfolded.delete(key) || state.unfolded.add(key));
     return [foldRow(label, open, turn, words), ...later];
   };
+  const first = kept.length > FIRST + 1 ? FIRST : kept.length; // one more takes no more room than its fold
   const told = (/** @type {HTMLTableRowElement[]} */ all, /** @type {string} */ noun) =>
     `${count(all.reduce((sum, row) => sum + number(row), 0), noun)}, ${quantity(total(all), words.unit)}`;
   return [
-    ...kept.slice(0, FIRST),
-    ...folded(kept.slice(FIRST), "kept", `all ${told(kept, words.noun)}`),
+    ...kept.slice(0, first),
+    ...folded(kept.slice(first), "kept", told(kept.slice(first), `more ${words.noun}`)),
     ...folded(values, "arguments", told(values, "argument")),
     ...folded(constants, "constants", told(constants, "constant")),
   ];

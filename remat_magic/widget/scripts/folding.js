@@ -80,7 +80,7 @@ export function folding(widget) {
       arrange(button) {
         remember("arrange", !isOpen(button));
         unfold("arrange", "remat-arranging", !isOpen(button));
-        if (isOpen(button)) one(`[data-find="${button.dataset.arrange}"]`).focus();
+        if (isOpen(button)) one("[data-find]").focus();
       },
       whole(button) {
         remember(button.dataset.whole ?? "", !isOpen(button));

@@ -2,12 +2,11 @@
 /** @import { View } from "./types.js" */
 
 /**
- * What the kernel renders, put in its places, with the keyboard and the scroll left where they were.
+ * What the kernel renders, put in its places, with the keyboard left where it was.
  *
  * @param {(name: string) => HTMLElement} part
- * @param {string[]} tabs the parts that come with every view
  */
-export function placing(part, tabs) {
+export function placing(part) {
   /** What stands in each of them, as it came. @type {Map<string, string>} */
   const placed = new Map();
 
@@ -32,22 +31,19 @@ export function placing(part, tabs) {
   /** Shows what comes with every view. @param {View} view */
   function show(view) {
     // All is read before anything is written: a page is laid out anew for each that is asked for in between.
-    const before = tabs.filter((name) => name in view.parts).map((name) => {
-      const { scrollTop, scrollLeft, offsetHeight } = part(name);
-      return { name, target: part(name), scrollTop, scrollLeft, offsetHeight };
-    });
-    for (const { name, target, scrollTop, scrollLeft, offsetHeight } of before) {
+    const before = Object.keys(view.parts).map((name) => ({ name, target: part(name), height: part(name).offsetHeight }));
+    for (const { name, target, height } of before) {
+      if (!target.closest("[data-panel]")) continue; // of the first screen
       // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
       const stale = !view.complete && target.dataset.early === undefined && target.childElementCount > 0;
       target.classList.toggle("remat-stale", stale);
       // The kernel sends what was at hand already once more: the reader may have gone on from it.
       if (stale || placed.get(name) === view.parts[name]) continue;
       // Never shorter than it was while it is open: what is below would jump at each toggle.
-      if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
+      if (height) target.style.minHeight = `${height}px`;
       const focused = target.contains(document.activeElement) ? document.activeElement?.closest("tr") : null;
       target.innerHTML = view.parts[name];
       placed.set(name, view.parts[name]);
-      if (scrollLeft || scrollTop) target.scrollTo(scrollLeft, scrollTop);
       if (focused?.dataset.k !== undefined) focusRow(target, focused.dataset.k);
     }
   }

@@ -68,7 +68,7 @@ export function draw({ model, el }, makers) {
   let waiting = 0;
   let late = 0;
   const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
-  const contents = placing(part, tabs);
+  const contents = placing(part);
   const shared = { root, model, store, one, all, part, panel, send, ask, choose, say, status, place: contents.place, copy, open, chosenAt };
   const widget = /** @type {Widget} */ (/** @type {any} */ ({ ...shared, shown: null, tab: tabs[0], panels: {} }));
   widget.linking = linking(widget);
@@ -203,7 +203,7 @@ export function draw({ model, el }, makers) {
       button.tabIndex = chosen ? 0 : -1;
       if (chosen && focus) button.focus();
       panel(button.dataset.tab).classList.toggle("remat-open", chosen);
-      one(`.remat-panel-${button.dataset.tab}`).style.minHeight = "";
+      for (const content of panel(button.dataset.tab).querySelectorAll("[data-part]")) content.style.minHeight = "";
     }
     widget.panels[name]?.open?.();
     if (widget.shown) widget.panels[name]?.fill?.();

@@ -9,32 +9,35 @@ const TABLES = {
   recomputed: { noun: "operation", unit: "FLOPs" },
 };
 
-/** A table that the reader arranges: of residuals, or of recomputed operations. @param {Widget} widget @param {string} key @returns {Panel} */
+/** What is saved, and what is computed again: two tables that the reader arranges alike. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
-  const state = arrangement();
-
   const own = widget.panel(key);
+  const tables = Object.entries(TABLES).map(([part, words]) => ({ part, words, state: arrangement() }));
+  /** @type {HTMLInputElement} */
+  const find = widget.one("[data-find]");
+  /** @type {HTMLSelectElement} */
+  const group = widget.one("[data-group]");
   /** The row that the keyboard comes to, of those that can be chosen. @type {HTMLElement | undefined} */
   let current;
 
   /** @returns {HTMLElement[]} */
-  const choosable = () => [...widget.part(key).querySelectorAll("tr[data-e]")];
+  const choosable = () => [...own.querySelectorAll("tr[data-e]")];
   const isSeen = (/** @type {HTMLElement} */ row) => !row.hidden;
 
   function again() {
     const { shown, pinning, linking } = widget;
     const pinned = pinning.view;
-    const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[key] : undefined;
     const line = linking.chosen ? "" : linking.picked;
-    const summary = widget.one(`[data-summary="${key}"]`);
     const focused = document.activeElement;
-    summary.textContent = arrange(widget.part(key), state, { line, other, ...TABLES[key], again });
-    // What is folded and in use stays in sight, and what is shown then is told.
-    for (const [control, used] of [["find", state.find], ["group", state.group]]) {
-      own.querySelector(`[data-${control}]`)?.closest(".remat-field")?.classList.toggle("remat-used", used !== "");
+    for (const { part, words, state } of tables) {
+      [state.find, state.group] = [find.value, group.value];
+      const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[part] : undefined;
+      const told = arrange(widget.part(part), state, { line, other, ...words, again });
+      const summary = widget.part(part).querySelector("[data-summary]");
+      if (summary) summary.textContent = told;
     }
-    const asked = state.find || state.group || line || other !== undefined;
-    summary.parentElement.classList.toggle("remat-asked", Boolean(asked));
+    // What is folded and in use stays in sight.
+    for (const control of [find, group]) control.closest(".remat-field")?.classList.toggle("remat-used", control.value !== "");
     for (const row of choosable()) {
       row.setAttribute("aria-selected", String(linking.chosen === row.dataset.k));
       row.dataset.lmSuppressShortcuts = "true";
@@ -74,18 +77,8 @@ export function panel(widget, key) {
     next.focus();
   }
 
-  own.addEventListener("change", ({ target }) => {
-    const control = /** @type {HTMLInputElement} */ (target);
-    if (control.dataset.group === undefined) return;
-    state.group = control.value;
-    again();
-  });
-  own.addEventListener("input", ({ target }) => {
-    const control = /** @type {HTMLInputElement} */ (target);
-    if (control.dataset.find === undefined) return;
-    state.find = control.value;
-    again();
-  });
+  group.addEventListener("change", again);
+  find.addEventListener("input", again);
   own.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select")) return;
@@ -96,7 +89,7 @@ export function panel(widget, key) {
     if (event.key !== "/") return;
     event.preventDefault();
     const button = /** @type {HTMLElement} */ (own.querySelector('[data-action="arrange"]'));
-    if (button.getAttribute("aria-expanded") === "true") /** @type {HTMLElement} */ (own.querySelector("[data-find]")).focus();
+    if (button.getAttribute("aria-expanded") === "true") find.focus();
     else button.click();
   });
   return { arrange: again };
