@@ -95,6 +95,25 @@ def is_jitted(fun: Any) -> bool:
     return of_nnx or _made_by_equinox(fun, "filter_jit")
 
 
+def unjitted(fun: Any) -> Any:
+    """What this very object jits, by ``jax.jit`` or a library's; the object itself where it is none such."""
+    return fun.__wrapped__ if is_jitted(fun) or wrappers.is_jitted(fun) else fun
+
+
+def is_jitted_by_equinox(fun: Any) -> bool:
+    """Whether this very object is what ``eqx.filter_jit`` returns."""
+    return _made_by_equinox(fun, "filter_jit")
+
+
+def jit_like(fun: Any) -> Callable[..., Callable[..., Any]]:
+    """What jits as an object is jitted, with the same static arguments: ``jax.jit``, or a library's."""
+    if is_jitted_by_equinox(fun):
+        return sys.modules["equinox"].filter_jit
+    static = fun if is_jitted(fun) else getattr(fun, "_jit_info", None)
+    options = {name: getattr(static, name, None) for name in ("static_argnums", "static_argnames")}
+    return functools.partial(_nnx().jit if is_jitted(fun) else jax.jit, **options)
+
+
 def applies_a_model(fun: Any) -> bool:
     """Whether this very object is a model, or applies one: what flax's and haiku's ``apply`` are, and modules."""
     linen, nnx, equinox = (
@@ -201,8 +220,8 @@ def gradient_by(vjp: Callable[..., Any], loss: Callable[..., Any], options: Mapp
 
 def is_gradient(fun: Any) -> bool:
     """Whether JAX or a library made this object to take a gradient, jitted or not, and it does nothing else."""
-    while is_jitted(fun) or wrappers.is_jitted(fun):
-        fun = fun.__wrapped__
+    while (jitted := unjitted(fun)) is not fun:
+        fun = jitted
     makers = (wrappers.gradient_in, loss_of_equinox, loss_of_optax, loss_of_nnx)
     return any(made_by(fun) is not None for made_by in makers)
 

@@ -21,6 +21,7 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
+from remat_magic.records import FitChoice
 from tests.programs import f32
 from tests.report_checks import types_of_ours
 
@@ -656,3 +657,70 @@ def test_a_module_of_nnx_that_is_changed_and_no_argument_is_named():
     dropout = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
     with pytest.raises(rm.RematError, match="<lambda> changes a module .* pass model, optimizer and rngs as arguments"):
         rm.trace(lambda x: dropout(x).sum(), some(f32(3)))
+
+
+# ------------------------------------------------------------------------------------------------------------- donation
+
+
+def _linen_state(x):
+    nn, optax = library("flax.linen"), library("optax")
+    train_state = library("flax.training.train_state")
+    model = nn.Dense(8)
+    state = jax.eval_shape(
+        lambda: train_state.TrainState.create(
+            apply_fn=model.apply, params=model.init(jax.random.key(0), x)["params"], tx=optax.adam(1e-3)
+        )
+    )
+
+    @jax.jit
+    def step(state, x):
+        loss, grads = jax.value_and_grad(lambda p: (state.apply_fn({"params": p}, x) ** 2).mean())(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    return step, (state, x), ("state",), "+    @jax.jit(donate_argnums=(0,))"
+
+
+def _nnx_optimizer(x):
+    nnx, optax = library("flax.nnx"), library("optax")
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    args = (model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), x)
+    return step, args, ("model", "optimizer"), "+    @nnx.jit(donate_argnums=(0, 1))"
+
+
+def _equinox_model(x):
+    eqx, optax = library("equinox"), library("optax")
+    model, adam = eqx.nn.Linear(8, 8, key=jax.random.key(0)), optax.adam(1e-3)
+
+    @eqx.filter_jit
+    def step(x, model, state):
+        loss, grads = eqx.filter_value_and_grad(lambda model: (jax.vmap(model)(x) ** 2).mean())(model)
+        updates, state = adam.update(grads, state)
+        return eqx.apply_updates(model, updates), state, loss
+
+    args = (x, model, adam.init(eqx.filter(model, eqx.is_array)))
+    return step, args, ("model", "state"), '+    @eqx.filter_jit(donate="all-except-first")'
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("made", [_linen_state, _nnx_optimizer, _equinox_model])
+def test_the_state_of_a_librarys_step_can_be_donated(made):
+    step, args, names, line = made(jnp.ones((4, 8)))
+    trace = rm.trace(step, *args)
+    assert trace.engine.donation.names == names
+    choice = FitChoice("donate", "as_written", trace.default_at, None, None, None, None, donate=names)
+    adam_and_weights = 3 * (8 * 8 + 8) * 4
+    assert 0 <= trace.measure(choice).alias_bytes - adam_and_weights <= 16  # and counters
+    edit = trace.edit(choice)
+    assert (edit.verified, edit.differences) == (True, ())
+    assert line in edit.diff()
+    if made is not _linen_state:  # whose arrays are types
+        weights = jax.tree.leaves(args[names == ("model", "state")])
+        trace.function(choice)(*args)
+        assert all(leaf.is_deleted() for leaf in weights if isinstance(leaf, jax.Array) and leaf.ndim)

@@ -17,6 +17,7 @@ from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.editing.applications import Application
 from remat_magic.editing.checkpoints import Checkpoints, Way, ways_at, ways_of_function
+from remat_magic.editing.donation import write_donation
 from remat_magic.editing.edited_texts import EditedTexts
 from remat_magic.editing.names import (
     PROBE,
@@ -32,6 +33,7 @@ from remat_magic.editing.names import (
 )
 from remat_magic.editing.retracing import Retraces, differences
 from remat_magic.editing.user_code import UserCode
+from remat_magic.engine.donation import Donation
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.buffers import memory_of
@@ -87,10 +89,12 @@ class _Editor:
         self._facts, self._engine = facts, facts.engine
         self._code = UserCode.of(self._engine)
         self._retraces = Retraces(facts, self._code)
+        self._donation: Donation | None = None  # what is donated besides
 
     def plan_of(self, choice: Any, at: Any) -> Plan:
         """What is asked for as a plan."""
         if isinstance(choice, FitChoice):
+            self._donation = self._engine.donation if choice.donate else None
             choice, at = choice.chosen
         choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
         if isinstance(choice, Plan):
@@ -271,12 +275,18 @@ class _Editor:
             if part.names or part.policy != "as_written":
                 kept = tuple(dict.fromkeys(name.name for name in names))
                 checkpoints.write(part, kept, self._sites(part.at), places, way)
+        donation = self._donation
+        jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected = self._facts.under(plan if plan.names else plan.policy, plan.at).report()
         try:
             device = _peak_device(plan)
-            traced = self._retraces.of(
-                texts.trees(), {}, texts.wrappers, read=lambda facts: facts.under().report(device)
+            traced, donates = self._retraces.of(
+                texts.trees(),
+                {},
+                texts.wrappers,
+                jitted,
+                read=lambda facts: (facts.under().report(device), facts.engine.donation is None),
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
@@ -284,6 +294,8 @@ class _Editor:
         is_at_calls = any(way.calls for _, way in parts)  # which may call other functions, too
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
             differing = ["the edited text saves what is asked for, and recomputes something else."]
+        if donation is not None and not donates:
+            differing.append("the edited text does not donate all that is to be donated.")
         if differing and (names or any(self._sites(part.at) for part, _ in parts)):
             differing.append("a name, or a checkpoint, stands for all that its line makes or is applied to.")
         return replace(
@@ -296,7 +308,7 @@ class _Editor:
         )
 
     def _why_no_edit(self, plan: Plan) -> list[str]:
-        if plan.policy == "as_written":
+        if plan.policy == "as_written" and self._donation is None:
             return ["the policy is the one that is written, so nothing is to be edited."]
         if plan.policy == "none" and not self._sites(plan.at):
             return [f"{self._engine.primal.name} has no jax.checkpoint of its own to be taken off."]

@@ -25,7 +25,7 @@ from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.signature import function_name
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import walk
-from remat_magic.libraries import modules_as_they_were
+from remat_magic.libraries import modules_as_they_were, unjitted
 from remat_magic.records import RematError, Report, Residual, Site
 from remat_magic.user_files import STAND_IN
 
@@ -276,17 +276,22 @@ class Retraces:
         trees: Mapping[str, ast.Module],
         given: Mapping[str, Any],
         wrappers: Sequence[NewWrapper] = (),
+        jitted: Callable[[Any], Any] | None = None,
         *,
         read: Callable[[Facts], _Read],
     ) -> _Read:
         """What is read of the function of other trees, traced, while the rules of its derivatives are of them too.
+
+        ``jitted`` jits what the function jits in another way.
 
         Raises:
             RematError: it cannot be executed apart from the session, or raises there.
         """
         with _as_edited(self._code, trees, given, wrappers):
             try:
-                return read(Facts(self._engine.retraced(self._engine.given.fun)))
+                fun = self._engine.given.fun
+                fun = fun if jitted is None else jitted(unjitted(fun))
+                return read(Facts(self._engine.retraced(fun)))
             except Exception as error:
                 message = str(error).partition("\n")[0].rstrip(".")
                 raise RematError(

@@ -17,6 +17,7 @@ from remat_magic.engine import notes
 from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.contents import Contents, contents
 from remat_magic.engine.differentiated import InnerInputs
+from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.possible import Where
@@ -112,6 +113,11 @@ class Engine:
         """The training step that the gradient is taken in; None where there is none, or where it is not known."""
         return None if self.inside is None else self.inside.step
 
+    @kept
+    def donation(self) -> Donation | None:
+        """What the step could donate, and does not as it is written; None where there is nothing, or no step."""
+        return None if self.step is None else donation(self.step, self._bound)
+
     def of_gradient(self, key: str) -> Self:
         """``Trace.of_gradient``, which can raise what the function raises: it is traced anew to be differentiated."""
         with self.lock, self.given.tracing():  # whichever thread asks
@@ -122,7 +128,8 @@ class Engine:
     def _copy(self) -> Self:
         """One that is to begin anew."""
         other: Self = copy.copy(self)
-        other.__dict__.pop("_names", None)
+        for name in ("_names", "donation"):
+            other.__dict__.pop(name, None)
         other.lock = threading.RLock()
         return other
 
@@ -280,7 +287,10 @@ class Engine:
         if isinstance(policy, FitChoice):
             if at is not None and at != policy.at:
                 raise RematError(f"the choice is for at={policy.at!r}: leave `at` out.")
-            policy, at = policy.chosen
+            if policy.donate and (self.donation is None or self.donation.names != policy.donate):
+                raise RematError(f"{', '.join(policy.donate)} cannot be donated here: ask this trace's fit() anew.")
+            selection = self.select(*policy.chosen, namespace)
+            return replace(selection, donate=policy.donate, label=policy.what) if policy.donate else selection
         if isinstance(policy, str):
             policy = self.plans.get(policy, policy)
         if isinstance(policy, Plan):
@@ -338,7 +348,10 @@ class Engine:
         retrace = self.retrace(selection)
         if of is not None:
             return retrace.applied(of, alone=True)
-        return self._bound.around(retrace.applied(self.given.fun), self._asked)
+        applied = retrace.applied(self.given.fun)
+        if selection.donate and self.donation is not None:
+            applied = self.donation.around(applied, self.given.fun)
+        return self._bound.around(applied, self._asked)
 
     def close(self) -> None:
         """Drop every retrace."""

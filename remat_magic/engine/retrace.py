@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
@@ -168,7 +168,12 @@ class Retrace:
         return Dissection(at, naming, half, backward, primal.provenances, primal.arguments)
 
     def gradient(
-        self, shardings: Sequence[Any] | None = None, *, alone: bool = False, platform: str | None = None
+        self,
+        shardings: Sequence[Any] | None = None,
+        *,
+        alone: bool = False,
+        platform: str | None = None,
+        donate: Collection[str] = (),
     ) -> Gradient:
         """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
 
@@ -180,6 +185,7 @@ class Retrace:
             alone: leave the step out.
             platform: what to lower for ("tpu", "cuda"), for devices that need not be here: as many as the arguments
                 are shared over. Default: for where the arguments are.
+            donate: the arguments that the step may write over besides those that it donates as written.
 
         Raises:
             RematError: as ``forward`` and ``backward``, or it is that of one device of several.
@@ -211,7 +217,7 @@ class Retrace:
             else:
                 with step.given.tracing(), failures(primal.name, self.selection.policy):  # whichever thread asks
                     jaxpr, lowered, donated = lowered_step(
-                        step.given, step, self.applied(step.given.fun), shardings, platform
+                        step.given, step.donating(donate), self.applied(step.given.fun), shardings, platform
                     )
         counted = primal.outputs + primal.auxiliary
         return Gradient(jaxpr, lowered, half, backward, counted, primal.provenances, donated)

@@ -31,7 +31,8 @@ class Selection:
     call the policy where that is not its key. ``identity`` is equal for selections that make the same program,
     ``report_key`` for those that also read alike. ``naming`` is the program with every value named, where the policy is
     of those names and not of the program's own: those of the values of ``plan``. ``resolved`` is the policy, None where
-    several places have one each.
+    several places have one each. ``donate`` are the arguments that a training step may write over besides those that it
+    donates as written, which changes what is held and nothing else.
     """
 
     policy: str
@@ -44,6 +45,7 @@ class Selection:
     label: str = ""
     resolved: Resolved | None = None
     plan: Plan | None = None
+    donate: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -55,7 +57,7 @@ class Selection:
     @property
     def report_key(self) -> tuple[Any, ...]:
         """Key of the report."""
-        return (self.policy, self.at, self.identity)
+        return (self.policy, self.at, self.identity, self.donate)
 
 
 class Selector:

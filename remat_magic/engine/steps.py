@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -201,6 +201,12 @@ class Step:
     def closed(self) -> Any:
         """Its closed jaxpr."""
         return self.given.updating
+
+    def donating(self, arguments: Collection[str]) -> Step:
+        """The same step that may write over some arguments, too."""
+        leaves = self.given.signature.arrays
+        pairs = zip(self.donated, leaves, strict=True)
+        return replace(self, donated=tuple(yes or leaf.argument in arguments for yes, leaf in pairs))
 
 
 class Halves(NamedTuple):

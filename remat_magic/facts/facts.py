@@ -80,7 +80,7 @@ class Facts:
         for policy in policies:
             place = at
             if isinstance(policy, FitChoice):
-                policy, place = policy.chosen
+                policy, place = (policy, policy.at) if policy.donate else policy.chosen
             if isinstance(policy, Plan) and policy.names:
                 policy = policy.apart_from(plans)
             chosen.append(self.choose(policy, place, namespace))
@@ -89,12 +89,11 @@ class Facts:
     def known(self) -> list[Variant]:
         """Those with figures, whoever asked; without what no key leads to.
 
-        That is a plan that no key stands for, and a policy of the user's own.
+        That is a plan that no key stands for, a policy of the user's own, and what donates more than is written.
         """
         with self.lock:
-            return [
-                it for it in [*self._variants.values()] if it.is_known and self._identity(it) == it.selection.identity
-            ]
+            variants = [it for it in self._variants.values() if it.is_known and not it.selection.donate]
+            return [it for it in variants if self._identity(it) == it.selection.identity]
 
     def _identity(self, variant: Variant) -> Any:
         try:
@@ -186,6 +185,10 @@ class Variant:
             return self._figures[memory]
 
     def _report(self, memory: DeviceMemory, *, full: bool = True) -> Report:
+        if self.selection.donate:
+            other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
+            report = replace(other.report(memory) if full else other.figures(memory), label=self.selection.label)
+            return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
             return self._as_selected(first, first.report(memory) if full else first.figures(memory))
@@ -269,7 +272,7 @@ class Variant:
         """What is held when, where values are held so."""
         retrace, step = self.retrace, self.engine.step
         if step is not None:
-            return step_schedule(step, retrace.halves_in_step, memory)
+            return step_schedule(step.donating(self.selection.donate), retrace.halves_in_step, memory)
         half = retrace.forward
         return both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
 

@@ -140,7 +140,7 @@ def _compile_elsewhere(
         raise Stopped
     doing = "lower"
     try:
-        gradient = variant.retrace.gradient(platform=device.target.platform)
+        gradient = variant.retrace.gradient(platform=device.target.platform, donate=variant.selection.donate)
         checked = any(_jax.is_check(eqn) for _, eqn in walk(gradient.jaxpr, once=True))
         findings = (Note("checks-left-out", _UNCHECKED),) if checked else ()
         measured = replace(measured, findings=findings)
@@ -291,7 +291,7 @@ def measure_on(
     try:
         if named is not None:
             named.check_mesh(max(map(_jax.devices_of, _shardings(engine, arrays)), default=1))
-        gradient = variant.retrace.gradient(shardings_for(arrays))
+        gradient = variant.retrace.gradient(shardings_for(arrays), donate=variant.selection.donate)
         unless_stopped()
         doing = "compile"
         start = time.perf_counter()

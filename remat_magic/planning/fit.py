@@ -14,7 +14,7 @@ from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.engine.selection import policy_of_each
-from remat_magic.facts.buffers import DeviceMemory, memory_of
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading, times
 from remat_magic.planning.places import Search
@@ -25,6 +25,7 @@ LIKE = "H100 SXM"
 """The device as on which peaks are where only bytes are given."""
 
 _MOST = 40  # choices that are tried
+_LOWER = 0.99  # of a peak: what is above that is hardly lower
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
 
@@ -113,6 +114,8 @@ class _View:
             self._times = times(written, target.device)
         self._flops = (written.forward_flops or 0) + (written.backward_flops or 0)
         self.as_written = self.choice(written)
+        # XLA for CPUs writes what is given back into donated memory too, and takes about as much more beside it.
+        self._donation = None if target.memory == PLAIN else facts.engine.donation
 
     def choice(self, report: Report) -> FitChoice:
         """A report as a choice."""
@@ -164,7 +167,32 @@ class _View:
             FitChoice(what_of(self._facts, row), row.policy, row.at, None, None, None, None, unusable=row.error)
             for row in failed
         )
-        return ordered(choices)
+        return ordered([*choices, *self._donating(choices)])
+
+    def _donating(self, choices: Sequence[FitChoice]) -> Iterator[FitChoice]:
+        """What is needed with donation: as written, and where that is not enough, the cheapest first until one fits."""
+        donation, memory, lowest = self._donation, self._target.memory, math.inf
+        if donation is None:
+            return
+        usable = [choice for choice in choices if not choice.unusable and choice.needed_bytes is not None]
+        enough = min((choice.cost for choice in usable if choice.fits), default=(math.inf, math.inf))
+        others = sorted((it for it in usable if not it.fits and it.cost < enough), key=lambda it: it.cost)
+        for choice in dict.fromkeys((self.as_written, *others)):
+            also = "" if choice is self.as_written else f" and {choice.what}"
+            draft = replace(
+                choice,
+                what=f"donate {', '.join(donation.names)}{also}",
+                donate=donation.names,
+                code="\n".join(filter(None, (choice.code, donation.code))),
+            )
+            report = self._facts.under(draft).figures(memory)
+            if (report.peak_bytes or 0) <= min(_LOWER * (choice.needed_bytes or 0), lowest - 1):
+                lowest = report.peak_bytes or 0
+                peak = {"needed_bytes": lowest, "needed_low": report.peak_low, "needed_high": report.peak_high}
+                found = replace(draft, **peak).within(self._target.capacity)
+                yield found
+                if found.fits and choice.fits is not True:
+                    return
 
 
 def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
@@ -172,11 +200,13 @@ def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
 
     Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
     what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
+    Donation asks something of the caller: what fits without it comes before it, and is not beaten by it.
     """
 
     def key(choice: FitChoice) -> tuple[Any, ...]:
         rank, needed = _rank(choice), choice.needed_bytes or math.inf
-        first = (needed, *choice.cost) if choice.fits is False else (*choice.cost, needed)
+        asks = bool(choice.fits and choice.donate)
+        first = (needed, *choice.cost) if choice.fits is False else (*choice.cost, asks, needed)
         return (bool(choice.unusable), rank, *first)
 
     in_order = sorted((replace(choice, beaten_by="") for choice in choices), key=key)
@@ -194,7 +224,7 @@ def _rank(choice: FitChoice) -> int:
 
 def _beats(one: FitChoice, other: FitChoice) -> bool:
     """Whether one choice makes another needless."""
-    if one is other or other.needed_bytes is None:
+    if one is other or other.needed_bytes is None or (one.donate and other.fits and not other.donate):
         return False
     own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), other.needed_bytes, other.cost)
     return own[0] <= its[0] and own[1] <= its[1] and own[2] <= its[2] and own != its

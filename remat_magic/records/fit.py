@@ -63,6 +63,11 @@ class FitChoice(Displayed):
         return self.plan or self.policy, self.at
 
     @property
+    def caution(self) -> str:
+        """One sentence on what the caller must heed; empty where there is nothing."""
+        return f"The caller may not use {' and '.join(self.donate)} after the call." if self.donate else ""
+
+    @property
     def cost(self) -> tuple[float, float]:
         """What choices are ordered by: the time that they add, or the FLOPs where no device is known."""
         flops = float("inf") if self.extra_flops is None else self.extra_flops
