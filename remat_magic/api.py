@@ -228,6 +228,12 @@ class Trace:
         """The one of ``gradients`` that the trace is of; None where it is of the function's own derivative."""
         return self.engine.inside and self.engine.inside.call
 
+    @property
+    def step_name(self) -> str:
+        """The name of the training step that takes the gradient; empty where the trace is of no gradient in one."""
+        called = any(note.kind == "gradient-of-step" for note in self.notes)
+        return self.engine.given.name if called else ""
+
     def of_gradient(self, key: str) -> Trace:
         """The trace of another gradient that the function takes inside, or of the function's own derivative.
 

@@ -66,6 +66,11 @@ _FACTORS = _DECIMAL | {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi":
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+def is_bytes(text: str) -> bool:
+    """Whether a text is of so many bytes, and not the name of a device: such as begin with a letter."""
+    return text.strip().startswith((*"0123456789.",))
+
+
 def parse_bytes(size: int | float | str, what: str = "size") -> int:
     """Bytes of a number of bytes or of a text with a decimal (``GB``) or binary (``GiB``) unit.
 

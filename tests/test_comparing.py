@@ -16,10 +16,11 @@ from remat_magic.records import (
 from remat_magic.views import choices
 from remat_magic.views.advice import advice_html
 from remat_magic.views.format import about
+from remat_magic.widget import first_screen
+from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
-from remat_magic.widget.panels import compare as compare_panel
 from tests.plot_records import xla_memory
 from tests.pretend_compiler import SIZES
 from tests.widget_frame import Browser
@@ -51,7 +52,7 @@ class Panels:
 
     def __init__(self, live, browser):
         self.live = live
-        self.panels = [panel(live, browser, None) for panel in PANELS]
+        self.panels = [panel(live, browser, None) for panel in (*PANELS, FirstScreen)]
 
     def handle(self, request):
         next(panel for panel in self.panels if request.kind in panel._workers).handle(request)
@@ -78,7 +79,8 @@ def test_all_policies_are_compared(comparing, browser):
 def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypatch):
     """As it is found out, then with those that do the same together and the front of all: what Compare has."""
     trace = comparing.live.trace
-    monkeypatch.setattr(compare_panel, "_TELL", 0)
+    monkeypatch.setattr(first_screen, "_TELL", 0)
+    comparing.live.choose_device("A100 40GB SXM")
     plan = comparing.live.preview(trace.plan(0.3, "function"), "function").policy
     keys = [*(choice.key for choice in trace.choices()), plan]
     ask(comparing, "choices", device="A100 40GB SXM", policies=[*keys, 7])
@@ -108,7 +110,7 @@ def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypa
 
 @pytest.mark.parametrize(
     ("changes", "repeated"),
-    [({}, "20 FLOPs +20%"), ({"complete": False}, "≥ 20 FLOPs +20%"), ({"repeated_flops": 0}, "nothing"),
+    [({}, "20 FLOPs"), ({"complete": False}, "≥ 20 FLOPs"), ({"repeated_flops": 0}, "nothing"),
      ({"repeated_flops": 0, "complete": False}, "unknown"), ({"repeated_flops": None}, "unknown"),
      ({"forward_flops": 0}, "20 FLOPs")],
 )  # fmt: skip
@@ -164,36 +166,51 @@ def test_what_is_cancelled_says_so(kind, other):
     comparing.close()
 
 
-def test_whether_the_shown_choice_fits_is_compiled(browser, pretend, cache):
+def test_the_compiler_is_asked_and_its_word_is_every_figure_from_then_on(browser, pretend, cache):
+    """In the verdict, the rows and the list of policies; of that device only."""
     started = pretend(SIZES)
-    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(comparing, "fits", device="H100 SXM")
-    answer = browser.of("fits")
-    assert (answer["policy"], answer["at"], answer["device"]) == ("dots_saveable", "function", "H100 SXM")
-    assert "<b>fits H100 SXM</b>: XLA needs 21 B of 63.7 GB." in answer["html"]
-    assert "XLA computes 2 instructions again by itself" in answer["html"]
-    # The table has it too, of that device only.
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS), device="H100 SXM"), browser)
+    *_, fit = comparing.live.trace.fitting("H100 SXM", compile=False)
+    comparing.live.show_fit(fit)
+    chosen = next(choice for choice in fit.tried if choice.policy not in ("as_written", "none"))
+    of = {"policy": chosen.policy, "at": chosen.at, "device": "H100 SXM"}
+    ask(comparing, "screen", **of)
+    assert "Ask the compiler" in browser.of("screen")["verdict"]
+    assert f"about {units.nbytes(chosen.needed_bytes)}</b>" in browser.of("screen")["verdict"]
+    ask(comparing, "ask", **of)
+    told = browser.wait(lambda message: "compiled" in message.get("verdict", ""))
+    assert {name: told[name] for name in of} == of
+    assert ">21 B</b> of 63.7 GB, 63.7 GB left" in told["verdict"]
+    assert "XLA computes 2 instructions again by itself" in told["verdict"]
+    assert "Ask the compiler" not in told["verdict"]
+    figures = {(row["policy"], row["at"]): row for row in browser.of("fit")["figures"]}
+    row = figures[chosen.policy, chosen.at]
+    assert (row["needed"], row["fits"]) == ("21 B", "fits, compiled")
+    assert all("compiled" not in other["fits"] for other in figures.values() if other is not row)
     ask(comparing, "compare", device="H100 SXM")
-    html = browser.of("compare")["html"]
-    assert "compiled, for H100 SXM" in html
-    assert ">fits<" in html
+    assert "compiled, for H100 SXM" in browser.of("compare")["html"]
     ask(comparing, "compare", device="B200")
     assert ">fits<" not in browser.wait(lambda message: message.get("device") == "B200")["html"]
     assert len(started.read_text().split()) == 1
+    comparing.live.choose_device("B200")
+    ask(comparing, "screen", device="B200")
+    assert (
+        "estimate" in browser.wait(lambda message: message.get("device") == "B200" and "verdict" in message)["verdict"]
+    )
     comparing.close()
 
 
-def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, pretend, cache):
+def test_xlas_memory_over_time_follows_the_compilation(browser, pretend, cache):
     """In the tab that was open before, and in one that is opened later."""
     timeline = json.dumps(xla_memory().to_dict())
     pretend(SIZES.replace("answer(", f"answer(timeline=json.loads({timeline!r}), "))
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS), device="H100 SXM"), browser)
     ask(comparing, "memory", device="H100 SXM")
     assert "XLA for" not in browser.of("memory")["html"]
-    ask(comparing, "fits", device="H100 SXM")
+    ask(comparing, "ask", device="H100 SXM")
     html = browser.wait(lambda message: message["type"] == "memory" and "XLA for" in message["html"])["html"]
     assert "XLA for H100 SXM" in html
     assert "program for H100 SXM 4.10 kB" in html
-    assert "fits H100 SXM" in browser.of("fits")["html"]
     # Neither was it compiled for another device, nor another choice for this one.
     browser.messages.clear()
     ask(comparing, "memory", device="TPU v5e")
@@ -201,38 +218,17 @@ def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, prete
     ask(comparing, "memory", policy="nothing_saveable", device="H100 SXM")
     other = browser.wait(lambda message: message["type"] == "memory" and message["policy"] == "nothing_saveable")
     assert "XLA for" not in other["html"]
-
-
-def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache):
-    """For a TPU: then in full, each called what it is. What is kept in full needs no quick one, nor does a GPU."""
-    started = pretend(SIZES)
-    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(comparing, "fits", device="TPU v5e")
-    browser.wait(lambda message: "Fully compiled in 1.5" in message.get("html", ""))
-    quickly, fully = [message["html"] for message in browser.messages if message["type"] == "fits"]
-    assert "<b>fits TPU v5e, compiled quickly</b>: XLA needs 21 B of 16.9 GB." in quickly
-    assert "Quickly compiled in 1.50 s: the bytes are not those of production; the full compile is running…" in quickly
-    assert "<b>fits TPU v5e</b>: XLA needs 21 B of 16.9 GB." in fully
-    assert "quickly" not in fully
-    assert len(started.read_text().split()) == 2
-    browser.messages.clear()
-    again = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(again, "fits", device="TPU v5e")
-    assert "Fully compiled before, in 1.50 s." in browser.of("fits")["html"]
-    ask(again, "fits", device="H100 SXM")
-    browser.wait(lambda message: message.get("device") == "H100 SXM")
-    assert not any("quickly" in message["html"] for message in browser.messages)
-    assert len(started.read_text().split()) == 3
     comparing.close()
-    again.close()
 
 
-def test_a_compiler_that_is_not_there_is_named(comparing, browser, monkeypatch):
+def test_a_compiler_that_is_not_there_is_named(browser, monkeypatch):
     monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
-    ask(comparing, "fits", device="H100 SXM")
-    html = browser.of("fits")["html"]
-    assert "The compiler for H100 SXM" in html
-    assert html.count("<span") == 1  # and nothing of what fits
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS), device="H100 SXM"), browser)
+    ask(comparing, "screen", device="H100 SXM")
+    verdict = browser.of("screen")["verdict"]
+    assert "compile: <code>pip install &#x27;remat_magic[cuda]&#x27;</code>" in verdict
+    assert "Ask the compiler" not in verdict
+    comparing.close()
 
 
 @pytest.mark.slow

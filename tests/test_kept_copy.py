@@ -142,14 +142,18 @@ def said_by_the_widget(widget, policy, device):
     """The peaks that a reader is shown of a choice on a device: in the list, headline, bar, table and picture."""
     of = {"policy": policy, "at": "function", "device": device}
     tell(widget, type="choose", policy=policy, at="function", serial=0)
-    for kind, more in (("choices", {"policies": [policy]}), ("compare", {"width": 900}), ("peak", {}), ("memory", {})):
+    for kind, more in (
+        ("choices", {"policies": [policy]}),
+        ("compare", {"width": 900}),
+        ("screen", {}),
+        ("memory", {}),
+    ):
         tell(widget, type=kind, **of, **more)
-    apart = re.search(r'data-apart="([^"]*)"', widget._frame)[1]
-    parts = messages(widget, "peak")[-1] if f"&quot;{device}&quot;" in apart else widget._view["parts"]
+    parts = messages(widget, "screen")[-1]
     (listed,) = [row["peak"] for row in messages(widget, "choices")[-1]["rows"] if policy in row["keys"]]
     table, memory = messages(widget, "compare")[-1]["html"], messages(widget, "memory")[-1]["html"]
     (row,) = re.findall(r'<tr[^>]*aria-current="true".*?</tr>', table)
-    return {"list": listed, "headline": parts["totals"], "bar": parts["peak"], "table": row, "picture": memory}
+    return {"list": listed, "headline": parts["verdict"], "bar": parts["bar"], "table": row, "picture": memory}
 
 
 @pytest.mark.parametrize(("function", "device"), [(layers, "H100 SXM"), (layers, "TPU v5e"), (step, "H100 SXM x8")])
@@ -190,7 +194,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(screen):
         told = {*re.findall(r"[\d.]+ [kMG]B", kept)}
         assert {other for other, figures in peaks.items() if figures <= told} == {device}
         memory = device and fmt.nbytes(devices.usable_bytes(devices.get(device)))
-        assert (f"left of {device}, {memory}" in kept) == bool(device)
+        assert (f"of {memory}, " in kept and f"{device} <b>{memory}</b>" in kept) == bool(device)
     count = len(screen.shown)
     tell(widget, type="device", device="<b>")  # which is offered by nobody
     look_ahead(widget)

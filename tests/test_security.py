@@ -76,7 +76,7 @@ LONG = "<b>x</b>" * 10 + "x" * 100_000
 ELEMENTS = {
     "div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section", "table",
     "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script", "label", "select",
-    "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del", "html", "head", "meta",
+    "option", "optgroup", "button", "input", "progress", "em", "strong", "output", "ins", "del", "html", "head", "meta",
     "body", "main", "svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use",
     "pattern", "clippath",
 }  # fmt: skip
@@ -87,7 +87,7 @@ ATTRIBUTES = re.compile(
     r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
-    r"(width: ?[\d.]+%|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
+    r"((width|left): ?[\d.]+%|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
     r"|white-space: ?pre|overflow: auto|(; ?))+"
 )
 

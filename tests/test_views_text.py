@@ -18,7 +18,7 @@ policy dots_saveable
 saved          24.0 kB  2 values
 offloaded          8 B  1 value
 arguments         16 B  1 value needed, alive anyway
-repeated      80 FLOPs  2 operations, +8.0%
+repeated      80 FLOPs  2 operations
 deferred   1 operation  cost unknown
 peak             412 B  estimated
 !  'a' is saved, yet its matmul is repeated.

@@ -35,7 +35,7 @@ class FakeTrace:
     gradients, gradient = (), None
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
     groups = ()
-    mesh_devices, postponed = 1, False
+    mesh_devices, postponed, step_name = 1, False, ""
 
     def __init__(self, slow=0.0, failing=()):
         self.lock, self.slow, self.failing = threading.RLock(), slow, failing
@@ -123,8 +123,15 @@ def tell(widget, **content):
 
 
 def workers_of(widget):
-    panels = (worker for panel in widget._panels for worker in panel._workers.values())
-    return [widget._worker, widget._peek_worker, widget._device_worker, *dict.fromkeys(panels)]
+    panels = (*widget._panels, widget._screen)
+    workers = (worker for panel in panels for worker in (*panel._workers.values(), panel._again))
+    return [
+        widget._worker,
+        widget._peek_worker,
+        widget._device_worker,
+        widget._screen.searching,
+        *dict.fromkeys(workers),
+    ]
 
 
 def test_what_takes_long_is_heard_at_once(widget, monkeypatch):
@@ -180,10 +187,12 @@ def test_devices_are_offered_by_one_by_as_many_as_the_mesh_has_and_as_was_asked(
         return re.findall(r'value="([^"]*)"( selected)?>([^<]*)', select)
 
     every = offered()
-    assert [name for name, *_ in every] == ["", *(name for name in devices.names() if name != devices.THIS_CPU)]
+    assert [name for name, *_ in every] == ["", *(name for name in devices.names() if name != devices.THIS_CPU), "?"]
+    assert every[0] == ("", " selected", "choose one: does it fit?")
     several = [row for row in offered(mesh_devices=8) if row not in every]
     assert [name for name, *_ in several] == [*devices.meshes(8)]
-    assert offered(device="tpu V5e:4x4")[-1] == ("TPU v5e:4x4", " selected", "TPU v5e:4x4")
+    assert offered(device="tpu V5e:4x4")[-2] == ("TPU v5e:4x4", " selected", "TPU v5e:4x4, 16.9 GB")
+    assert offered(device="24 GiB")[-2] == ("24 GiB", " selected", "24 GiB")
     with pytest.raises(RematError, match="such as 'TPU v5e:2x4'"):
         RematWidget(FakeTrace(), device="TPU v5e:3x3")
 
@@ -195,19 +204,18 @@ def layers(ws, x):
 
 
 def test_a_widget_begins_with_the_accelerator_that_is_here(browser, monkeypatch):
-    """Unless the cell names another; what was chosen last comes between the two, as the browser knows."""
+    """Unless the cell names another."""
     monkeypatch.setattr(devices, "accelerator", lambda: devices.get("H100 SXM"))
     trace = rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8))
     for asked_for, begins_with in ((None, "H100 SXM"), ("TPU v5e", "TPU v5e"), ("", "")):
         frame = RematWidget(trace, "none", device=asked_for)._frame
-        assert ("data-asked-for" in frame) == (asked_for is not None)
         assert f'<option value="{begins_with}" selected>' in frame
 
 
 def test_a_kept_copy_of_what_does_not_fit_says_by_how_much():
     report = replace(small(), peak_bytes=30 * 10**9, peak_by_kind=(("residual", 30 * 10**9),))
-    bar = peak_bar_html(report, of_memory=("TPU v5e", 16 * 10**9))
-    assert "14.0 GB too much for TPU v5e, 16.0 GB" in bar
+    bar = peak_bar_html(report, ("TPU v5e", 16 * 10**9))
+    assert "TPU v5e <b>16.0 GB</b>" in bar
     assert 'class="remat-limit" style="left:53.33%"' in bar
 
 

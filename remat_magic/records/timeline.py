@@ -125,6 +125,11 @@ class Timeline(Displayed, Labelled):
         """The most that is held at once."""
         return self.moments[self.peak].bytes
 
+    @property
+    def saved_bytes(self) -> int:
+        """What is kept for the backward pass, at the most."""
+        return max(moment.residuals for moment in self.moments)
+
     def alive_at(self, moment: int) -> tuple[LiveValue, ...]:
         """What is held at a moment, the biggest first."""
         values = (life.value for life in self.lives if life.first <= moment < life.end)

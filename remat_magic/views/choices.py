@@ -45,5 +45,4 @@ def _repeated(row: ComparisonRow) -> str:
     )
     if not row.repeated_flops:
         return f"{least}{communicated or 'nothing'}" if row.complete else communicated or "unknown"
-    share = f" +{fmt.percent(row.repeated_flops, row.forward_flops)}" if row.forward_flops else ""
-    return f"{least}{fmt.flops(row.repeated_flops)}{share}{communicated and f', {communicated}'}"
+    return f"{least}{fmt.flops(row.repeated_flops)}{communicated and f', {communicated}'}"

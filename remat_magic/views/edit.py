@@ -75,10 +75,30 @@ def _copy_whole(file: FileEdit) -> str:
     )
 
 
-def _file(file: FileEdit) -> str:
+def diffs_html(edit: Edit) -> str:
+    """The diffs of the best edit, each under the name of its cell or file, with a button that copies it.
+
+    Of a cell that is its whole text as edited, with the imports that it needs; of a file the diff.
+    """
+    best, parts = edit.best, list[str]()
+    files = [file for file in best.files if file.diff() and file.diff() in best.diff()]
+    for file in files:
+        text, hover = file.diff(), "Copies the diff, for patch -p0"
+        if file.cell is not None:
+            text, hover = file.new, "Copies the whole cell as edited: paste it over this one"
+        parts.append(
+            f'<div class="remat-diff-file"><b>{escape(file.label)}</b> <button type="button" data-action="copy" '
+            f'data-text="{html.escape(text)}" title="{hover}" {KEYS}>Copy</button></div>{_file(file, head=False)}'
+        )
+    if not files and (told := best.diff()):
+        parts.append(f"<pre>{escape(told)}</pre>")
+    return f'<div class="remat-diff">{"".join(parts)}</div>' if parts else ""
+
+
+def _file(file: FileEdit, head: bool = True) -> str:
     """A file's diff line by line, and between its parts what stays of the text, folded.
 
-    Without the folds it is the diff to the byte, which a script copies.
+    Without the folds, and with its head, it is the diff to the byte, which a script copies.
     """
     old = file.old.removesuffix("\n").split("\n")
     shown, at = "<pre>", 0
@@ -93,6 +113,8 @@ def _file(file: FileEdit) -> str:
             at = start + count
         if hunk or number < 2:
             kind = "small"
+            if not head:
+                continue
         shown += f"<{kind}>{escape(line)}\n</{kind}>" if kind else f"{escape(line)}\n"
     return f"{shown}{_fold(old[at:])}</pre>".removesuffix("<pre></pre>")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from remat_magic.records import Note, Report
+from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 from remat_magic.views.totals import totals, uncounted
@@ -15,28 +17,57 @@ def title_html(title: str) -> str:
     return f'<div class="remat-title">{escape(title)}</div>' if title else ""
 
 
-def signature_html(signature: str, wrt: Iterable[str]) -> str:
-    """What is inspected, and with respect to what."""
+def head_html(signature: str, function: str, step: str, wrt: Iterable[str], title: str = "") -> str:
+    """What is inspected.
+
+    Args:
+        signature: of what is differentiated.
+        function: its name.
+        step: the training step that takes its gradient; empty for none.
+        wrt: with respect to what it is differentiated.
+        title: how the inspection came about.
+    """
+    text, name = escape(signature or function), escape(function)
+    told = f"<b>{name}</b><code>{text.removeprefix(name)}</code>"
+    if step:
+        told = f"<b>{escape(step)}</b> gradient of <code>{text}</code>"
     names = ", ".join(wrt)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(names)}</small>' if names else ""
-    text = escape(signature)
-    return f'<div class="remat-signature"><code title="{text}">{text}</code>{differentiated}</div>'
+    came = f' <span class="remat-title">{escape(title)}</span>' if title else ""
+    hover = escape(" ".join(filter(None, [signature, f"differentiated: {names}." if names else "", title])))
+    return f'<span class="remat-signature" title="{hover}">{told}{differentiated}{came}</span>'
 
 
-def totals_html(report: Report) -> str:
-    """The headline's numbers, readable as a sentence where no style sheet is applied."""
-    whose = f'<small class="remat-label">{report.of_devices}: </small>' if report.of_devices else ""
-    items = list[str]()
-    for number, total in enumerate(totals(report)):
-        separator = '<span class="remat-hidden">; </span>' if number else ""
+# What the line of a choice tells, by its total, and how it says it; the others are told with what is rarer.
+_SAID = {"saved": "saves", "offloaded": "offloads", "repeated": "repeats"}
+
+
+def line_html(report: Report, saved_bytes: int | None = None) -> str:
+    """What a choice saves and repeats, as one sentence, and then what is rarer.
+
+    Args:
+        report: of the choice.
+        saved_bytes: what a device keeps for the backward pass, where that is another number than the report's.
+    """
+    said, rarer = list[str](), list[str]()
+    for total in totals(report):
+        if total.key == "peak":
+            continue
+        if total.key == "saved" and saved_bytes is not None:
+            total = replace(
+                total, value=fmt.nbytes(saved_bytes), exact=fmt.exact(saved_bytes, "bytes"), number=saved_bytes
+            )
         value = "" if total.number is None else f' data-value="{total.number}"'
-        items.append(
-            f'<span class="remat-total" data-total="{total.key}" data-unit="{total.unit}"{value} '
-            f'title="{escape(total.exact)}">{separator}'
-            f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b> '
-            f'<small class="remat-detail">{escape(total.detail)}</small></span>'
-        )
-    return f'{whose}<div class="remat-totals">{"".join(items)}</div>'
+        hover = escape("; ".join(filter(None, [total.exact, total.detail])))
+        attributes = f'data-total="{total.key}" data-unit="{total.unit}"{value} title="{hover}"'
+        number = f"<b>{escape(total.value)}</b>"
+        if total.key in _SAID:
+            said.append(f'<span class="remat-total" {attributes}>{_SAID[total.key]} {number}</span>')
+        else:
+            detail = f" <small>{escape(total.detail)}</small>" if total.detail else ""
+            rarer.append(f'<span class="remat-total" {attributes}>{escape(total.label)} {number}{detail}</span>')
+    whose = f'<small class="remat-label">{report.of_devices}</small> ' if report.of_devices else ""
+    return f'{whose}{", ".join(said)}<span class="remat-rarer">; {"; ".join(rarer)}</span>'
 
 
 def notes_html(report: Report, live: bool = False) -> str:

@@ -10,8 +10,9 @@ from math import inf
 
 from remat_magic.records import TEXTLESS, Report
 from remat_magic.views import format as fmt
+from remat_magic.views.fit import saves_html
 from remat_magic.views.format import escape
-from remat_magic.views.headline import notes_html, signature_html, title_html, totals_html
+from remat_magic.views.headline import head_html, line_html, notes_html, title_html
 from remat_magic.views.jaxpr_text import jaxprs
 from remat_magic.views.listing import listing_html
 from remat_magic.views.peak_bar import peak_bar_html
@@ -67,7 +68,8 @@ def kept_html(
     title: str = "",
     remark: str = "",
     twin: str = "",
-    of_memory: tuple[str, int] | None = None,
+    answer: str = "",
+    step: str = "",
     most: int,
 ) -> str:
     """What a notebook keeps of a widget: the values and the source of a report, and the figures of other choices.
@@ -78,11 +80,12 @@ def kept_html(
         title: how the report came about.
         remark: a sentence that tells the reader that this is a copy.
         twin: what the live widget knows it by.
-        of_memory: the chosen device's name and its bytes.
+        answer: whether it fits the chosen device, and what to change: HTML, empty where none is chosen.
+        step: the training step that takes the gradient, if it is of one.
         most: how many bytes it may have; what is too long for that is left out, with a sentence.
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
-    head = f"{title_html(title)}{copy}{_kept_head(report, of_memory)}"
+    head = f"{title_html(title)}{copy}{_kept_head(report, answer, step)}"
     programs, page = _jaxprs(report, _KEPT_LINES), ""
     for rows in _MOST_ROWS:
         values, rest = residuals_html(report, folded=True, most=rows), _others(others, rows)
@@ -104,21 +107,21 @@ def _unfolded(report: Report, most_lines: float) -> str:
     )
 
 
-def _head(report: Report, of_memory: tuple[str, int] | None = None) -> str:
+def _head(report: Report, answer: str = "", step: str = "") -> str:
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
+    answer = answer or f'<div class="remat-verdict">{saves_html(report)}</div>{peak_bar_html(report)}'
     return (
-        f"{signature_html(report.signature or report.function, report.wrt)}"
-        f'<div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{peak_bar_html(report, of_memory=of_memory)}{code}{notes_html(report)}"
+        f"{head_html(report.signature, report.function, step, report.wrt)}{answer}"
+        f'<div class="remat-chosen">Policy {_choice(report)}: {line_html(report)}</div>{code}{notes_html(report)}'
     )
 
 
-def _kept_head(report: Report, of_memory: tuple[str, int] | None) -> str:
+def _kept_head(report: Report, answer: str, step: str) -> str:
     """The same where there is not room for any policy, code and notes."""
     shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
     code = report.code if len(escape(report.code).encode()) <= _LONGEST else ""
     short = replace(report, label=truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
-    head = _head(short, of_memory)
+    head = _head(short, answer, step)
     if code != report.code:
         head += '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
     return head + _more(len(report.notes) - shown, "more note")

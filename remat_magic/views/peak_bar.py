@@ -15,62 +15,60 @@ _ROLES = {
     "constant": ("constants", "constants"),
     "residual": ("saved", "saved"),
     "gradient": ("gradients", "gradients"),
-    "output": ("returned", "returned"),
+    "output": ("results", "returned"),
     "temporary": ("temporaries", "temporaries"),
 }
 
 
-def peak_bar_html(report: Report, of_memory: tuple[str, int] | None = None) -> str:
-    """The bar, whose parts add up to the report's peak; nothing where that is not known.
+_LEAST = 1000  # what is less than one of so many is no part of the list
 
-    Of a device's memory it is shown as the part that it takes, as the widget's script does it where there is one.
+
+def peak_parts(report: Report) -> list[tuple[str, str, int]]:
+    """What is alive at the peak: of each kind how it is called, by what it is coloured, and its bytes."""
+    sums = dict(report.peak_by_kind)
+    return [(*words, sums[kind]) for kind, words in _ROLES.items() if sums.get(kind)]
+
+
+def role_of(kind: str) -> str:
+    """By what a kind of value is coloured."""
+    return _ROLES[kind][1]
+
+
+def peak_bar_html(report: Report, memory: tuple[str, int] | None = None) -> str:
+    """The bar, whose parts add up to the report's peak; nothing where that is not known.
 
     Args:
         report: of which policy.
-        of_memory: the device's name and its bytes, for where no script is.
+        memory: what it is to fit: what that is called, and its bytes. The bar is as long as the longer of the two.
     """
-    peak = report.peak_bytes
-    sums = dict(report.peak_by_kind)
-    parts = [(*words, sums[kind]) for kind, words in _ROLES.items() if sums.get(kind)]
+    peak, parts = report.peak_bytes, peak_parts(report)
     if not peak or not parts:
         return ""
-    bars, items = list[str](), list[str]()
+    high = max(peak, report.peak_high or 0)
+    scale = max(high, memory[1] if memory else 0)
+    bars = list[str]()
     for word, role, nbytes in parts:
-        size, share = fmt.nbytes(nbytes), fmt.percent(nbytes, peak)
-        title = f'title="{word} {size}, {share} of the peak"'
-        bars.append(f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%" {title}></i>')
-        # The backward pass may be over with some of it by then.
-        saved = fmt.nbytes(report.saved_bytes)
-        of = f" of {saved}" if role == "saved" and size != saved else ""
-        exact = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
-        items.append(f'<li title="{exact}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
-    low, high = report.peak_low or peak, report.peak_high or peak
-    caption = f"Alive at the estimated peak of {fmt.about(peak, low, high)}"
-    width, mark = "", ""
-    # As wide as the doubt, over the end of what is held.
-    soft = f'<i class="remat-doubt" style="width:{100 * (high - low) / peak:.2f}%;left:{100 * low / peak:.2f}%"></i>'
-    soft = soft if low < high else ""
-    if of_memory:
-        name, memory = of_memory
-        width, mark, words_left = _left(peak, memory)
-        words_left = f"about {words_left}" if low < high else words_left
-        if low <= memory < high:
-            words_left = f"may fit: {fmt.between(low, high)} of"
-        items.append(f"<li>{words_left} {escape(name)}, {fmt.nbytes(memory)}</li>")
+        bars.append(_piece(role, nbytes / scale, f"{word} {fmt.nbytes(nbytes)}"))
+    if high > peak:
+        bars.append(_piece("doubt", (high - peak) / scale, f"it may be {fmt.nbytes(high)}"))
+    items = [
+        f'<li title="{fmt.exact(nbytes, "bytes")}"><i class="remat-role remat-role-{role}"></i> {word}'
+        f"{' for backward' * (role == 'saved')} <b>{fmt.nbytes(nbytes)}</b></li>"
+        for word, role, nbytes in sorted(parts, key=lambda part: -part[2])
+        if _LEAST * nbytes >= peak
+    ]
+    if memory:
+        name, capacity = escape(memory[0]), fmt.nbytes(memory[1])
+        bars.append(
+            f'<i class="remat-limit" style="left:{100 * memory[1] / scale:.2f}%" title="{name} has {capacity}"></i>'
+        )
+        items.append(f'<li><i class="remat-limit-key"></i> {name} <b>{capacity}</b></li>')
+    caption = f"Alive at the estimated peak of {fmt.about(peak, report.peak_low, report.peak_high)}"
     return (
-        f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'
-        f'<div class="remat-held" data-value="{peak}" data-low="{low}" data-high="{high}"{width}>{"".join(bars)}{soft}'
-        f"</div>{mark}</div>"
-        f'<ul class="remat-roles remat-brief" aria-label="{caption}">'
-        f'<li class="remat-label" aria-hidden="true">{caption}:</li>'
-        f"{''.join(items)}</ul></div>"
+        f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">{"".join(bars)}</div>'
+        f'<ul class="remat-roles" aria-label="{caption}">{"".join(items)}</ul></div>'
     )
 
 
-def _left(peak: int, memory: int) -> tuple[str, str, str]:
-    """How wide the bar is, what stands beside or on it, and in words what is left of a memory."""
-    if peak > memory:
-        limit = f'<i class="remat-limit" style="left:{100 * memory / peak:.2f}%"></i>'
-        return "", limit, f"{fmt.nbytes(peak - memory)} too much for"
-    width = f' style="width:{100 * peak / memory:.2f}%"'
-    return width, '<i class="remat-role remat-role-left"></i>', f"{fmt.nbytes(memory - peak)} left of"
+def _piece(role: str, share: float, title: str) -> str:
+    return f'<i class="remat-role remat-role-{role}" style="width:{100 * share:.2f}%" title="{title}"></i>'

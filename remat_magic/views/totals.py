@@ -79,7 +79,7 @@ def _work_total(key: str, report: Report) -> Total:
         detail, exact = f"{detail}, no extra work", f"{exact} that run only now"
     elif report.forward_flops:
         share = fmt.percent(number, report.forward_flops)
-        detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
+        exact = f"{exact}, {share} of the forward pass's"
     if key == "repeated" and (communication := _communicated_again(report)):
         detail, exact = f"{detail}, {communication}", f"{exact}; {communication}"
     return Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")

@@ -20,7 +20,7 @@ _TAUGHT = {
     "budget": "How much memory the choice may take, as a share of what it is without a checkpoint",
     "cancel": "Stop after the one that runs",
     "copy": "Copy the code for this choice, to be pasted into your program",
-    "device": "The machine that times are estimated for, and whose compiler is asked whether the choice fits",
+    "device": "What it is to fit: bytes and times are this device's, and its compiler is asked where it is installed",
     "edit": "The edit of your source that does what is chosen, verified by tracing it",
     "find": "Show the rows that have this in them",
     "gradient": "Which of the gradients that the function takes is looked at",

@@ -6,11 +6,11 @@ import html
 import json
 from collections.abc import Sequence
 
-from remat_magic import devices
+from remat_magic import units
 from remat_magic.api import Trace
 from remat_magic.records import Site
 from remat_magic.views.format import escape
-from remat_magic.views.headline import signature_html, title_html, whole
+from remat_magic.views.headline import head_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.live_trace import LiveTrace
@@ -18,9 +18,10 @@ from remat_magic.widget.panel import Panel
 
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
-_MORE = "Compare with another choice, and rarer options; what is unfolded stays so"
+_MORE = "What else the choice does, its code, what it is compared with, and rarer options; what is unfolded stays so"
 _ASK = "All figures become those of one device: XLA is asked how it spreads the values, a second for 1,000 operations"
 _TO_EDIT = "The plan as an edit of your source, whose cells can be copied whole"
+_OTHER = "?"  # what the list of devices has for so many bytes
 
 
 def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bool) -> str:
@@ -36,30 +37,25 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
     meanings = {choice.key: choice.meaning for choice in trace.choices()}
     places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
-    at = select("at", "at", places) if len(places) > 1 else ""
+    at = select("at", "Place", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
-    more_button = button("more", "More", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)
+    more_button = button("more", "more", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)
     # Of one gradient there is little to choose.
     several, itself = (_gradients(trace), "") if len(trace.gradients) > 1 else ("", _gradients(trace))
     return (
-        f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}"
-        f'<div class="remat-controls remat-choosing" '
-        f'data-meanings="{html.escape(json.dumps(meanings))}">{several}'
-        f"{select('policy', 'Policy', policies)}{at}{more_button}</div>"
-        f'<div class="remat-controls remat-optional" id="{ID}more">{itself}<span class="remat-field">Compare</span>'
-        f"{select('against', 'vs', [('', 'no comparison'), *policies])}"
-        "</div>"
-        f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
-        f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
-        f'{_names(trace.names)}<div data-part="totals"></div>'
-        f'<div class="remat-briefly"><div data-part="peak" '
-        f'data-memory="{html.escape(json.dumps(_memory(live.devices)))}" '
-        f'data-apart="{html.escape(json.dumps(_apart(live.devices)))}"></div>'
-        f"{whole('peak', 'All that is alive at the peak')}</div>"
-        '<div class="remat-briefly"><div class="remat-brief" data-part="fits" role="status" aria-live="polite"></div>'
-        f"{whole('fits', 'All that the compiler says')}</div>"
-        f'<div class="remat-code remat-optional"><code data-part="code"></code>'
-        f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div>"
+        f"{_head(trace, title, _devices(live))}"
+        '<div class="remat-verdict" data-part="verdict" role="status" aria-live="polite"></div>'
+        f'<div class="remat-fitting"{" data-can-apply" * can_apply}><div data-part="bar"></div><div class="remat-two">'
+        '<section data-part="takes"></section><section data-part="changes"></section></div>'
+        '<div class="remat-diffs" data-part="diff"></div></div>'
+        f'<div class="remat-controls remat-choosing" data-meanings="{html.escape(json.dumps(meanings))}">{several}{at}'
+        f'{select("policy", "Policy", policies)}<span class="remat-line" data-part="totals"></span>{more_button}</div>'
+        f'<div class="remat-optional" id="{ID}more"><div class="remat-controls">{itself}'
+        f"{select('against', 'Compare with', [('', 'no other'), *policies])}</div>"
+        f'<p class="remat-meaning" id="{ID}meaning"></p>{_names(trace.names)}'
+        f'<div class="remat-code"><code data-part="code"></code>'
+        f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div></div>"
+        '<div class="remat-against" data-part="against" role="status" aria-live="polite"></div>'
         f'<div data-part="notes"></div>{_asking(trace)}'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
@@ -71,15 +67,22 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     )
 
 
-def _memory(names: Sequence[str]) -> dict[str, int]:
-    """The bytes that a program can have of each accelerator, by its name; of several those of one."""
-    sizes = {name: devices.usable_bytes(devices.get(name)) for name in names}
-    return {name: size for name, size in sizes.items() if size}
+def _head(trace: Trace, title: str, device: str) -> str:
+    """What is inspected, and the device."""
+    head = head_html(trace.signature, trace.function_name, trace.step_name, trace.wrt, title)
+    return f'<div class="remat-head">{head}{device}</div>'
 
 
-def _apart(names: Sequence[str]) -> list[str]:
-    """The accelerators on which the estimated peak is another than here."""
-    return [name for name in names if devices.get(name).holds_otherwise]
+def _devices(live: LiveTrace) -> str:
+    """What is to be fitted: a device, or so many bytes, which a field is for; where nothing is chosen it asks."""
+    offered = [("", "choose one: does it fit?")]
+    for name, size in live.devices.items():
+        offered.append((name, name if size is None or units.is_bytes(name) else f"{name}, {units.nbytes(size)}"))
+    return (
+        f'<span class="remat-device">{select("device", "Device", [*offered, (_OTHER, "other size…")], live.device)}'
+        f'<input type="search" data-control="size" aria-label="Bytes to fit" placeholder="24 GiB" hidden '
+        f'autocomplete="off" {KEYS}></span>'
+    )
 
 
 def _asking(trace: Trace) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from remat_magic import devices
+from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Measurement, Plan, RematError, Report
+from remat_magic.records import Fit, FitChoice, Measurement, Plan, RematError, Report
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments to run on."""
+
+LIKE = "H100 SXM"
+"""As on which peaks are where only bytes are given."""
 
 _CLOSED = "this widget was closed, because its cell was run again or close() was called; take the newer one"
 
@@ -21,12 +25,13 @@ class LiveTrace:
 
     Args:
         trace: as for ``RematWidget``, as are ``namespace`` and ``inputs``; None is closed already.
-        device: the name of the accelerator that is asked for, empty for this machine; None where nothing is said of it.
+        device: the name of the accelerator that is to be fitted, or a text of so many bytes, empty for none; None where
+            nothing is said of it.
 
     Attributes:
-        device: the name of the accelerator to begin with, and later the one that the reader chose: by default the one
-            that is here, empty for a machine without, or with one that is not known.
-        is_asked_for: whether anything was said of it.
+        device: what is to be fitted, and later what the reader chose: by default the accelerator that is here, empty
+            for a machine without, or with one that is not known.
+        fit: whether the function fits it, as far as that is known; None before anything is.
     """
 
     def __init__(
@@ -39,28 +44,77 @@ class LiveTrace:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
-        self.is_asked_for = device is not None
         here = devices.accelerator() if device is None and trace is not None else None
-        self.device = devices.get(device).name if device else here.name if here else ""
+        self.device = _memory_called(device) if device else here.name if here else ""
+        self.fit: Fit | None = None
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
         self._measured: dict[tuple[str, str, str], Measurement] = {}
         self.on_compiled: list[Callable[[Measurement], None]] = []  # told of what has its memory over time
+        self.on_fit: list[Callable[[Fit], None]] = []  # told of what is known of the device, as it grows
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """The accelerators to choose from: one of each, as many as the mesh has, and the one to begin with."""
+    def devices(self) -> dict[str, int | None]:
+        """What can be chosen, with its bytes: one of each accelerator, as many as the mesh has, and what is chosen."""
         single_devices = (name for name in devices.names() if name != devices.THIS_CPU)
         offered = dict.fromkeys((*single_devices, *devices.meshes(self.trace.mesh_devices), self.device))
-        return tuple(filter(None, offered))
+        return {name: _bytes_of(name) for name in offered if name}
 
     def choose_device(self, device: str) -> bool:
-        """Take another device for the chosen one, if it is offered; whether it is another one."""
-        changed = device != self.device and (not device or device in self.devices)
+        """Take another device, or so many bytes, for what is to be fitted; whether it is another one.
+
+        Raises:
+            RematError: no such device is offered, and it is no number of bytes.
+        """
+        if device not in ("", *self.devices):
+            units.parse_bytes(device, "size")
+        changed = device != self.device
         if changed:
-            self.device = device
+            self.device, self.fit = device, None
         return changed
+
+    @property
+    def is_device(self) -> bool:
+        """Whether a device is to be fitted, and not bytes or nothing."""
+        return bool(self.device) and not units.is_bytes(self.device)
+
+    @property
+    def like(self) -> str | None:
+        """The device as on which peaks are; None for those on this machine's CPU."""
+        return self.device if self.is_device else LIKE if self.device else None
+
+    @property
+    def capacity(self) -> int:
+        """The bytes that are to be enough; 0 where that is not known."""
+        return (_bytes_of(self.device) if self.device else None) or 0
+
+    def show_fit(self, fit: Fit) -> None:
+        """Let the panels know what was found out of the chosen device."""
+        as_written, *tried = map(self.told, (fit.as_written, *fit.tried))
+        self.fit = fit = replace(fit, as_written=as_written, tried=tuple(tried))
+        self.offer({choice.policy: choice.plan for choice in fit.tried if choice.plan is not None})
+        for tell in self.on_fit:
+            tell(fit)
+
+    def told(self, choice: FitChoice) -> FitChoice:
+        """A choice with what the compiler for the chosen device said of it, if it was asked."""
+        measured = self.measured(choice.policy, choice.at)
+        if measured is not None and measured.needed_bytes is not None and measured.effort == "full":
+            needed = measured.needed_bytes
+            choice = replace(choice, needed_bytes=needed, needed_low=needed, needed_high=needed, compiled=True)
+        return choice.within(self.capacity)
+
+    def choice_of(self, report: Report) -> FitChoice:
+        """A choice by its report on the chosen device, as it is known by now."""
+        for choice in (self.fit.as_written, *self.fit.tried) if self.fit else ():
+            if (choice.policy, choice.at) == (
+                report.policy,
+                report.at,
+            ) or choice.policy == report.policy == "as_written":
+                return choice
+        peaks = report.peak_bytes, report.peak_low, report.peak_high
+        return self.told(FitChoice(report.label, report.policy, report.at, *peaks, None))
 
     @property
     def closed(self) -> bool:
@@ -82,7 +136,7 @@ class LiveTrace:
         """Let go of the trace, the user's names and the inputs."""
         self._trace = self.inputs = None
         self.namespace = {}
-        self.on_compiled = []
+        self.on_compiled, self.on_fit, self.fit = [], [], None
 
     def preview(self, policy: Policy, at: str | None) -> Report:
         """The report of the forward half; its key stands for the policy from here on.
@@ -110,6 +164,11 @@ class LiveTrace:
         with self._lock:
             return dict(self._measured)
 
+    def measured(self, policy: str, at: str) -> Measurement | None:
+        """What was compiled of a choice for the chosen device."""
+        with self._lock:
+            return self._measured.get((policy, at, self.device))
+
     def add_measured(self, device: str, results: Iterable[Measurement]) -> None:
         """Let the panels know what was measured on a device, or compiled for it."""
         for result in results:
@@ -134,3 +193,17 @@ class LiveTrace:
         with self._lock:
             policies = list(self._policies.items())
         return {key: policy for key, policy in policies if isinstance(policy, Plan) and (at is None or policy.at == at)}
+
+
+def _memory_called(text: str) -> str:
+    """What a device, or so many bytes, goes by.
+
+    Raises:
+        RematError: it is neither.
+    """
+    return text.strip() if units.is_bytes(text) else devices.get(text).name
+
+
+def _bytes_of(name: str) -> int | None:
+    """The bytes that a program can have of a device, of several those of one; or those that are named."""
+    return units.parse_bytes(name) if units.is_bytes(name) else devices.usable_bytes(devices.get(name))

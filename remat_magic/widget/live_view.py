@@ -14,6 +14,7 @@ from remat_magic.views import plan as plan_views
 from remat_magic.views.style import style
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.channel import Channel
+from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.frame import frame
 from remat_magic.widget.idle import IdleTime, Prefetch
 from remat_magic.widget.live_trace import LiveTrace
@@ -82,11 +83,14 @@ class LiveView(Channel):
                 raise
             first = live.preview("nothing_saveable", "sites")  # what is wrong as it is written is in the notes
         panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
+        screen = FirstScreen(live, self._send_live, self._choose_plan)
+        screen.is_busy = self._is_disturbed
+        live.on_fit.append(lambda fit: self._fall_behind() if fit.progress.finished else None)
         with self._turning:
             self._wishes = Wishes(Wish(first.policy, first.at))
             self._good = first
-            self._panels = panels
-            self._answering = {kind: panel for panel in panels for group in panel.asks for kind in group}
+            self._panels, self._screen = panels, screen
+            self._answering = {kind: panel for panel in (*panels, screen) for group in panel.asks for kind in group}
             self._prefetch = Prefetch()
             self._rendered = Rendered(self._title, panels, live)
             self._live = live
@@ -122,7 +126,7 @@ class LiveView(Channel):
         self._live.close()
         for worker in (self._worker, self._peek_worker, self._turn_worker, self._device_worker):
             worker.post(None)
-        for panel in self._panels:
+        for panel in (*self._panels, self._screen):
             panel.close()
         layout = self.layout
         super().close()
@@ -173,7 +177,7 @@ class LiveView(Channel):
 
     def _turn(self, request: Request) -> None:
         """Turn to another gradient that the function takes inside, or to the figures of one device."""
-        live, panels = self._live, self._panels
+        live, panels = self._live, (*self._panels, self._screen)
         if live.closed:
             return
         policy, at = "as_written", None
@@ -204,9 +208,20 @@ class LiveView(Channel):
             self._idle.resume(self)
 
     def _work_on_device(self, name: str) -> None:
-        """Keep a copy with the peaks of another device."""
-        if not self._live.closed and self._live.choose_device(name):
+        """Look for what fits another device, and keep a copy of that."""
+        live, screen = self._live, self._screen
+        if live.closed:
+            return
+        try:
+            changed = live.choose_device(name)
+        except RematError as error:
+            self._send_live({"type": "device", "device": live.device})
+            self._say(sentence_of(error), error=True)
+            return
+        if changed:
             self._fall_behind()
+        self._send_live({"type": "device", "device": live.device})
+        screen.search() if live.fit is None else screen.tell()
 
     def _fall_behind(self) -> None:
         """Have the copy that is kept replaced when the kernel is idle."""

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from remat_magic.api import Policy
 from remat_magic.records import Plan, Report
-from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.units import is_bytes
+from remat_magic.widget.live_trace import LIKE, LiveTrace
 from remat_magic.widget.worker import Worker, sentence_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -45,6 +46,12 @@ class Request:
     def at(self) -> str:
         """A place."""
         return self.text("at")
+
+    @property
+    def device(self) -> str | None:
+        """As on which device figures are; None for those on this machine's CPU."""
+        name = self.text("device")
+        return LIKE if is_bytes(name) else name or None
 
     @property
     def width(self) -> int:

@@ -12,8 +12,8 @@ from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.records import Report
 from remat_magic.views import html, rows, text
-from remat_magic.views.headline import notes_html, totals_html
-from remat_magic.views.peak_bar import peak_bar_html
+from remat_magic.views.fit import answer_html, saves_html
+from remat_magic.views.headline import line_html, notes_html
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -35,16 +35,11 @@ def _saved(device: str) -> str:
     return f"Saved {day.day} {day:%B} {day.year}{on}; run the cell for the live view."
 
 
-def _memory(device: Device | None) -> tuple[str, int] | None:
-    usable = devices.usable_bytes(device) if device else None
-    return (device.name, usable) if device and usable else None
-
-
 def glance(report: Report) -> dict[str, Any]:
     """What is seen at first of a report, by its parts."""
     return {
-        "totals": totals_html(report),
-        "peak": peak_bar_html(report),
+        "verdict": saves_html(report),
+        "totals": line_html(report),
         "notes": notes_html(report, live=True),
     }
 
@@ -133,7 +128,7 @@ class Rendered:
 
     @property
     def _device(self) -> Device | None:
-        return devices.get(self._live.device) if self._live and self._live.device else None
+        return devices.get(self._live.like) if self._live and self._live.like else None
 
     def kept(self, report: Report, twin: str = "") -> dict[str, str]:
         """The output that needs no kernel: what a report saves, and the figures of the others; as a MIME bundle.
@@ -141,22 +136,30 @@ class Rendered:
         With the peaks of the chosen device, as the widget shows them. ``twin`` is what the widget knows it by.
         """
         device = self._device
-        name = device.name if device else ""
         on_device, title = self.on_device(report)
         with self._lock:
-            own = (name, report.policy, report.at)
-            others = [row for key, row in self._others.items() if key[0] == name and key != own]
+            own = (device.name if device else "", report.policy, report.at)
+            others = [row for key, row in self._others.items() if key[0] == own[0] and key != own]
         plain = text.plain(on_device, title=title, lay_out=False, most_lines=_TEXT_LINES)
         kept = html.kept_html(
             on_device,
             others,
             title=self._title,
-            remark=_saved(name),
+            remark=_saved(self._live.device if self._live else ""),
             twin=twin,
-            of_memory=_memory(device),
+            answer=self._answer(on_device),
+            step=self._live.trace.step_name if self._live else "",
             most=MOST_BYTES - len(plain.encode()),
         )
         return {"text/html": kept, "text/plain": plain}
+
+    def _answer(self, report: Report) -> str:
+        """Whether a report's choice fits what is chosen; empty where nothing is, or nothing can be said."""
+        live = self._live
+        if live is None or not live.device or not report.complete or report.peak_bytes is None:
+            return ""
+        timeline = live.trace.timeline(*live.arguments(report.policy, report.at), device=live.like)
+        return answer_html(live.choice_of(report), live.fit, (live.device, live.capacity), report, timeline)
 
     def on_device(self, report: Report) -> tuple[Report, str]:
         """A report as the widget shows it, on the chosen device, and the line before it."""

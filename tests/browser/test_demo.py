@@ -36,7 +36,7 @@ def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server
         widget = Widget(notebook, index)
         # Some thirty widgets ask one kernel at once.
         expect(widget.root).to_be_visible(timeout=300_000)
-        expect(widget.totals).to_contain_text("saved")
+        expect(widget.totals).to_contain_text("saves")
     first = Widget(notebook, expected[0])
     first.policy.select_option("nothing_saveable")
-    expect(first.totals).to_contain_text("saved 0 B")
+    expect(first.totals).to_contain_text("saves 0 B")

@@ -113,46 +113,71 @@ def test_the_biggest_values_come_first(widget: Widget, report: dict[str, Any]) -
     expect(rows(widget)).to_have_count(5)
 
 
-def test_the_bar_is_the_peak_and_what_is_left_of_the_device(widget: Widget, report: dict[str, Any]) -> None:
-    bar = widget.part("peak")
-    assert sum(nbytes for _, nbytes in report["by_kind"]) == report["peak"]
-    expect(bar).to_contain_text(f"Alive at the estimated peak of {units.nbytes(report['peak'])}")
-    whole = box(bar.locator(".remat-stack"))["width"]
-    parts = [box(part)["width"] for part in bar.locator(".remat-held > *").all()]
-    assert sum(parts) == pytest.approx(whole, abs=len(parts) + 1)
-    sizes = dict(report["by_kind"])
-    saved = box(bar.locator(".remat-held > .remat-role-saved"))["width"]
-    assert saved == pytest.approx(whole * sizes["residual"] / report["peak"], abs=4)
-    expect(bar.get_by_role("list")).to_contain_text(f"arguments {units.nbytes(sizes['argument'])}")
-    widget.tab("Compare").click()
-    widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
-    expect(bar).to_contain_text(re.compile(r"GB left of TPU v5e, 16.9 GB"))
-    # The headline, the bar, the table and the copy that is kept with the notebook are of one device.
+def test_the_answer_is_of_the_device_that_is_chosen(widget: Widget, report: dict[str, Any]) -> None:
+    """Headline, bar, line and the copy that is kept; where none is chosen nothing is said of fitting."""
+    screen, device = widget.root.locator(".remat-fitting"), widget.root.get_by_label("Device", exact=True)
+    expect(widget.part("verdict")).to_contain_text(f"Saves {units.nbytes(report['saved'])}")
+    expect(screen).to_be_hidden()
+    bar = widget.part("bar")
     kept = widget.notebook.outputs(widget.cell_index).locator(".remat-static").first
-    roles = kept.locator(".remat-roles").first
-    for device, told, memory in (("H100 SXM", "gpu", "63.7 GB"), ("TPU v5e", "tpu", "16.9 GB")):
-        widget.root.get_by_label("Device", exact=True).select_option(device)
+    for name, told, memory in (("H100 SXM", "gpu", "63.7 GB"), ("TPU v5e", "tpu", "16.9 GB")):
+        device.select_option(name)
         there = units.nbytes(report[told])
         assert there != units.nbytes(report["peak"])
-        expect(bar).to_contain_text(f"Alive at the estimated peak of {there}")
-        expect(bar).to_contain_text(f"left of {device}, {memory}")
-        expect(widget.part("totals")).to_contain_text(there)
-        expect(widget.part("comparison").locator("tr[aria-current=true]")).to_contain_text(there)
-        expect(kept).to_contain_text(f"with peaks as on {device}; run the cell")
-        expect(roles).to_contain_text(f"Alive at the estimated peak of {there}")
-        expect(roles).to_contain_text(f"left of {device}, {memory}")
-    assert box(bar.locator(".remat-held"))["width"] < whole / 100
-    expect(bar.locator(".remat-role-left")).to_be_visible()
-    widget.root.get_by_label("Device", exact=True).select_option("")
-    expect(bar.locator(".remat-of-device")).to_have_count(0)
-    expect(bar).to_contain_text(f"Alive at the estimated peak of {units.nbytes(report['peak'])}")
+        expect(widget.part("verdict")).to_contain_text(f"Fits about {there} of {memory}")
+        expect(bar.get_by_role("list")).to_have_attribute("aria-label", re.compile(f"estimated peak of about {there}"))
+        expect(bar).to_contain_text(f"{name} {memory}")
+        expect(kept).to_contain_text(f"with peaks as on {name}; run the cell")
+        expect(kept).to_contain_text(f"about {there} of {memory}")
+    whole = box(bar.locator(".remat-stack"))["width"]
+    parts = [box(part)["width"] for part in bar.locator(".remat-stack > .remat-role:not(.remat-role-doubt)").all()]
+    assert sum(parts) < whole / 100
+    size = widget.root.get_by_label("Bytes to fit")
+    device.select_option("?")
+    size.fill("nonsense")
+    size.press("Enter")
+    expect(widget.status).to_contain_text("size='nonsense' is no number of bytes")
+    expect(device).to_have_value("TPU v5e")
+    size.fill("1 MB")
+    size.press("Enter")
+    expect(device).to_have_value("1 MB")
+    expect(widget.part("verdict")).to_contain_text(re.compile("needed|of 1.00 MB"))
+    expect(widget.part("verdict")).not_to_contain_text("16.9 GB")
+    expect(size).to_be_hidden()
+    device.select_option("")
+    expect(screen).to_be_hidden()
+    expect(widget.part("verdict")).to_contain_text(f"Saves {units.nbytes(report['saved'])}")
+
+
+def test_two_clicks_lead_to_a_diff_that_fits(widget: Widget) -> None:
+    """Of what does not fit as it is written: the bytes, and the diff of the first row."""
+    page, changes = widget.notebook.page, widget.part("changes")
+    widget.root.get_by_label("Device", exact=True).select_option("?")
+    widget.root.get_by_label("Bytes to fit").fill("1 MB")
+    page.keyboard.press("Enter")
+    first = changes.locator("tr").first
+    expect(first).to_be_visible()
+    expect(changes).not_to_contain_text("Still looking")
+    diff = first.get_by_role("button", name=re.compile("Diff"))
+    focus(diff)
+    page.keyboard.press("Enter")
+    expect(widget.part("diff").locator("ins").first).to_contain_text("+")
+    expect(diff).to_have_attribute("aria-expanded", "true")
+    widget.part("diff").get_by_role("button", name="Copy").click()
+    expect(widget.status).to_have_text("Copied.")
+    assert "%%remat" in page.evaluate("() => navigator.clipboard.readText()")  # the whole cell, with its imports
+    first.get_by_role("button", name=re.compile("Try")).click()
+    expect(first).to_have_attribute("aria-current", "true")
+    expect(widget.policy).not_to_have_value("as_written")
+    diff.click()
+    expect(widget.part("diff")).to_be_empty()
 
 
 def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) -> None:
     page = widget.notebook.page
-    more = widget.root.get_by_role("button", name="More", exact=True)
+    more = widget.root.get_by_role("button", name="more", exact=True)
     folded = [
-        widget.root.get_by_label("vs", exact=True),
+        widget.root.get_by_label("Compare with", exact=True),
         widget.root.get_by_role("button", name="Copy", exact=True),
     ]
     for control in folded:
@@ -162,35 +187,29 @@ def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) ->
     expect(more).to_have_attribute("aria-expanded", "true")
     for control in folded:
         expect(control).to_be_visible()
-    assert folded[0].evaluate("select => select.selectedOptions[0].text") == "no comparison"
+    assert folded[0].evaluate("select => select.selectedOptions[0].text") == "no other"
     folded[0].select_option("nothing_saveable")
     widget.notebook.run(1)
     again = Widget(widget.notebook, 1)
-    against = again.root.get_by_label("vs", exact=True)
+    against = again.root.get_by_label("Compare with", exact=True)
     expect(against).to_be_visible()
     against.select_option("nothing_saveable")
-    again.root.get_by_role("button", name="More", exact=True).click()
+    again.root.get_by_role("button", name="more", exact=True).click()
     expect(against).to_be_hidden()
     # What it is compared with is told all the same.
     expect(again.part("against")).to_have_text("A, compared with: nothing_saveable at function. B: what is shown.")
 
 
-@pytest.mark.parametrize("width", [900, 1280])
-def test_the_header_is_two_lines(widget: Widget, width: int) -> None:
-    """In a small window, beside the file browser."""
+@pytest.mark.parametrize(("width", "lines"), [(900, 2), (1280, 1)])
+def test_the_head_is_a_line_and_so_are_the_controls(widget: Widget, width: int, lines: int) -> None:
+    """In a small window, beside the file browser, what the choice does has a line of its own."""
     page = widget.notebook.page
     page.set_viewport_size({"width": width, "height": 1000})
     try:
         expect(page.locator("#jp-left-stack")).to_be_visible()
-        choosing = widget.root.locator(".remat-choosing")
-        controls = [widget.policy, widget.root.get_by_role("button", name="More", exact=True)]
-        middles = [place["y"] + place["height"] / 2 for place in map(box, controls)]
-        assert middles[0] == pytest.approx(middles[1], abs=4)
         line = 34  # pixels, as tall as a control with what is around it
-        assert box(widget.root.locator(".remat-signature"))["height"] < line
-        assert box(choosing)["height"] < line
-        top = box(widget.root)["y"]
-        assert box(widget.root.locator(".remat-said"))["y"] - top < 2.2 * line
+        assert box(widget.root.locator(".remat-head"))["height"] < line
+        assert box(widget.root.locator(".remat-choosing"))["height"] < lines * line
         room = widget.root.evaluate("root => root.scrollWidth - root.clientWidth")
         assert room <= 0  # and nothing is cut off
     finally:

@@ -86,12 +86,12 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
 def test_the_place_is_chosen(several: Widget) -> None:
     """At the checkpoints each block's input is kept, of 8 x 16 floats, but for the first, which is an argument."""
     several.policy.select_option("nothing_saveable")
-    expect(several.totals).to_contain_text("saved 1.02 kB")
+    expect(several.totals).to_contain_text("saves 1.02 kB")
     several.at.select_option("function")
-    expect(several.totals).to_contain_text("saved 0 B")
+    expect(several.totals).to_contain_text("saves 0 B")
     expect(several.policy).to_have_value("nothing_saveable")
     several.at.select_option("sites")
-    expect(several.totals).to_contain_text("saved 1.02 kB")
+    expect(several.totals).to_contain_text("saves 1.02 kB")
 
 
 def test_each_panel_has_its_figures(several: Widget) -> None:
@@ -141,6 +141,7 @@ def test_apply_binds_the_name(opened: NotebookPage) -> None:
     widget = Widget(opened, 1)
     widget.policy.select_option("nothing_saveable")
     widget.shows("nothing_saveable")
+    widget.unfold()
     widget.root.get_by_role("button", name="Apply").click()
     expect(widget.status).to_contain_text("under nothing_saveable")
     opened.run(COUNT)

@@ -173,20 +173,20 @@ def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
 
 def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, reports: dict[str, Any]) -> None:
     a, b = reports["as_written"], reports["dots_saveable"]
-    against = widget.root.get_by_label("vs", exact=True)
+    against = widget.root.get_by_label("Compare with", exact=True)
     against.select_option("as_written")
     widget.policy.select_option("dots_saveable")
     change = b["saved"] - a["saved"]
     text = f"{'+' if change > 0 else ''}{units.nbytes(change)} vs A"
-    expect(widget.totals.locator('[data-total="saved"] .remat-change')).to_have_text(text)
-    flops = widget.totals.locator('[data-total="repeated"] .remat-change')
+    expect(widget.totals.locator('[data-total="saved"] .remat-against-it')).to_have_text(text)
+    flops = widget.totals.locator('[data-total="repeated"] .remat-against-it')
     expect(flops).to_have_text(f"+{units.flops(b['again'] - a['again'])} vs A")
     expect(summary(widget)).to_contain_text("only in A")
     # The rows of the other policy count in none of the totals.
     total = sum(row["nbytes"] for row in b["rows"])
     expect(summary(widget)).to_contain_text(f"{len(b['rows'])} values, {units.nbytes(total)}")
     against.select_option("")
-    expect(widget.totals.locator(".remat-change")).to_have_count(0)
+    expect(widget.totals.locator(".remat-against-it")).to_have_count(0)
 
 
 def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:

@@ -13,5 +13,5 @@ class Advice(OnDemand):
 
     def html(self, request: Request) -> str:
         """The findings."""
-        device = request.text("device") or None
+        device = request.device
         return advice_html(self._live.trace.advice(*self._arguments(request), device=device))

@@ -3,15 +3,10 @@
 import { longJobs } from "../scripts/jobs.js";
 import { onRoom, roomFor } from "../scripts/room.js";
 
-const REMEMBERED = "remat_magic-device";
-/** The device that was chosen in a widget. @type {WeakMap<object, string>} */
-const chosen = new WeakMap();
-
 /** Every policy side by side, as estimated and as measured. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const { one, all, part, say } = widget;
-  const asked = { table: "", beside: "", fits: "" };
-  let fitting = 0;
+  const asked = { table: "", beside: "" };
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
@@ -36,46 +31,6 @@ export function panel(widget, key) {
     }
     asked.table = what;
     asked.beside = policy;
-  }
-
-  // The device that was chosen in this widget, which may have turned to another gradient, is chosen again; else the one that
-  // the cell names; else the one that was chosen last anywhere; else one that is here. Where not so many of it are offered as
-  // were chosen, one is. There may be no storage.
-  {
-    const select = one('[data-control="device"]');
-    const offered = [...select.options].map((option) => option.value);
-    let wished = chosen.get(widget.model);
-    try {
-      if (wished === undefined && !select.closest("[data-asked-for]")) wished = localStorage.getItem(REMEMBERED) ?? undefined;
-    } catch {}
-    const wish = wished ?? select.value;
-    const alike = [wish, wish.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
-    select.value = alike ?? select.value;
-  }
-
-  function remember() {
-    chosen.set(widget.model, control("device"));
-    try {
-      localStorage.setItem(REMEMBERED, control("device"));
-    } catch {}
-  }
-
-  /** Asks whether the shown choice fits in the chosen device, when it has been looked at for a moment. */
-  function askWhetherItFits() {
-    const { shown } = widget;
-    const device = control("device");
-    const what = shown?.complete && device ? `${device}\n${shown.at}\n${shown.policy}` : "";
-    // The same choice is shown again when the kernel confirms it: what it waits for must still be asked for.
-    if (what && asked.fits === what) return;
-    clearTimeout(fitting);
-    asked.fits = what;
-    part("fits").replaceChildren();
-    if (!shown || !what) return;
-    const { policy, at } = shown;
-    fitting = setTimeout(() => {
-      part("fits").textContent = `Compiling for ${device}…`;
-      widget.send({ type: "fits", policy, at, device });
-    }, 400);
   }
 
   /** Whether a row or a point of the comparison is of a policy. @param {HTMLElement} entry @param {string} [policy] */
@@ -148,12 +103,8 @@ export function panel(widget, key) {
       one('[data-action="cancel"]').before(one('[data-slot="budget"]'));
     },
     fill,
-    show() {
-      markChosen();
-      askWhetherItFits();
-    },
+    show: markChosen,
     stop() {
-      clearTimeout(fitting);
       for (const stop of stops) stop();
     },
     messages: {
@@ -182,20 +133,13 @@ export function panel(widget, key) {
         if (error) say(error, true);
         markChosen();
       },
-      fits({ policy, at, device, html, error }) {
-        if (asked.fits !== `${device}\n${at}\n${policy}`) return;
-        widget.place("fits", html ?? "");
-        if (error) say(error, true);
-      },
       progress: jobs.show,
     },
     controls: {
       device() {
-        remember();
-        fill();
+        if (widget.tab === key) fill();
         // Times are of the device.
         if (part("places").childElementCount || jobs.runs("places")) request("places");
-        askWhetherItFits();
       },
     },
     actions: {

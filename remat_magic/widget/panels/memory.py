@@ -31,7 +31,7 @@ class Memory(OnDemand):
         key = request.policy, request.at, device
         self._asked[key] = request
         arguments = self._live.arguments(request.policy, request.at)
-        timeline = self._live.trace.timeline(*arguments, device=device or None)
+        timeline = self._live.trace.timeline(*arguments, device=request.device)
         return timeline_html(timeline, compiled=self._live.measurements().get(key), live=True)
 
     def _compiled(self, measured: Measurement) -> None:

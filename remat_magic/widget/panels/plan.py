@@ -63,7 +63,7 @@ class Plan(Panel):
             case "what-if":
                 policy, at, namespace = self._arguments(request)
                 place = None if isinstance(policy, PlanRecord) else at
-                device = request.text("device") or None
+                device = request.device
                 rows = trace.what_if(policy, place, namespace=namespace, device=device)
                 self._flips = {flip_key(row): row for row in rows}
                 return {"html": what_if_html(rows)}
@@ -80,7 +80,7 @@ class Plan(Panel):
     def _plan(self, request: Request) -> PlanRecord:
         trace, budget = self._live.trace, request.text("budget")
         kind = "peak" if request.text("of") == "peak" else "saved"
-        device = request.text("device") or None
+        device = request.device
         try:
             return trace.plan(budget, request.at, of=kind, device=device)
         except RematError:  # there may be one elsewhere

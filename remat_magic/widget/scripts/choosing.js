@@ -1,9 +1,10 @@
 // @ts-check
-/** @import { Panel, Widget } from "./types.js" */
+/** @import { FitFigures, Panel, Widget } from "./types.js" */
+import { keyOf } from "./types.js";
 
 /**
- * The list that a policy is chosen from by what it does, in the place of the dropdown's own. The dropdown itself stays:
- * closed, it does what any does, and where the browser cannot show the list, open as well.
+ * The lists that a policy and its place are chosen from by what they do, in the place of the dropdowns' own. A dropdown
+ * itself stays: closed, it does what any does, and where the browser cannot show the list, open as well.
  *
  * @typedef {object} Figures what policies do that do the same, as text
  * @property {string[]} keys
@@ -11,18 +12,20 @@
  * @property {string} [repeated]
  * @property {string} [peak]
  * @property {boolean} [front]
- * @property {string} [note]
  * @property {string} [error]
  *
  * @typedef {object} Entry a line of the list
  * @property {string[]} keys
  * @property {string[]} labels
- * @property {Figures | undefined} figures
- * @property {string} meaning
+ * @property {string[] | undefined} figures a text for each column
+ * @property {boolean} front
+ * @property {string} sentence
+ * @property {string} error why it cannot be chosen
  */
 
 const WAITING = "not worked out yet";
-const COLUMNS = /** @type {const} */ (["saved", "repeated", "peak"]);
+const [FITTING, LEARNING] = [["needed", "time", "fits"], ["saved", "repeated", "peak"]];
+const NOUNS = /** @type {Record<string, [string, string]>} */ ({ policy: ["policy", "policies"], at: ["place", "places"] });
 
 /** @param {string} tag @param {string} kind @param {...(string | Node)} content */
 function element(tag, kind, ...content) {
@@ -32,12 +35,15 @@ function element(tag, kind, ...content) {
   return made;
 }
 
-/** @param {Widget} widget @returns {Panel} */
-export function policyList(widget) {
-  const { one, root } = widget;
-  /** @type {HTMLSelectElement} */
-  const select = one('[data-control="policy"]');
+/** @param {Widget} widget @param {"policy" | "at"} which @returns {Panel} */
+export function choiceList(widget, which) {
+  const { one, root, store } = widget;
+  /** @type {HTMLSelectElement | null} */
+  const found = one(`[data-control="${which}"]`);
+  if (!found) return {}; // there is but one place
+  const select = found;
   const id = `${select.id}-list`;
+  const [noun, nouns] = NOUNS[which];
   /** @type {Record<string, string>} */
   const meanings = JSON.parse(one("[data-meanings]").dataset.meanings);
   /** By place and device what the kernel has told. @type {Map<string, {rows: Figures[], done: boolean}>} */
@@ -49,37 +55,72 @@ export function policyList(widget) {
   /** The first key of the line that the arrows have come to. */
   let active = "";
 
-  const device = () => one('[data-control="device"]')?.value ?? "";
-  const here = () => `${device()}\n${widget.chosenAt()}`;
+  const device = () => one('[data-control="device"]').value;
+  const columns = () => (device() ? FITTING : which === "policy" ? LEARNING : []);
 
-  /** What is listed, those that do the same in a line. @returns {Entry[]} */
-  function entries() {
-    const { rows = [], done = false } = told.get(here()) ?? {};
-    const labels = new Map([...select.options].map((option) => [option.value, option.text]));
+  /** What is listed. @returns {Entry[]} */
+  const entries = () => (which === "policy" ? policies() : places());
+
+  /** Policies, those that do the same in a line. @returns {Entry[]} */
+  function policies() {
+    const at = widget.chosenAt();
+    const { rows = [], done = false } = told.get(`${device()}\n${at}`) ?? {};
+    const options = [...select.options];
+    const labels = new Map(options.map((option) => [option.value, option.text]));
     const taken = new Set();
-    const found = [];
-    for (const key of labels.keys()) {
+    const listed = [];
+    for (const option of options) {
+      const key = option.value;
       if (taken.has(key)) continue;
-      const figures = rows.find((row) => row.keys.includes(key));
-      const keys = [key, ...(figures?.keys ?? []).filter((other) => other !== key && labels.has(other))];
+      const row = rows.find((one) => one.keys.includes(key));
+      const keys = [key, ...(row?.keys ?? []).filter((other) => other !== key && labels.has(other))];
       for (const one of keys) taken.add(one);
-      const view = widget.store.views.get(`${widget.chosenAt()}\n${key}`);
-      found.push({
+      const own = option.dataset.at ?? at; // a plan's
+      const tried = keys.map((one) => store.figures.get(keyOf(one, own))).find(Boolean);
+      const error = tried?.error || row?.error || (done && !row && own === at ? "It is not compared at this place." : "");
+      const meaning = meanings[key] ?? store.views.get(keyOf(key, own))?.meaning ?? "";
+      listed.push({
         keys,
         labels: keys.map((one) => labels.get(one) ?? one),
-        figures: figures ?? (done ? { keys, error: "not compared at this place" } : undefined),
-        meaning: meanings[key] ?? view?.meaning ?? "",
+        figures: error ? undefined : figuresOf(tried, row),
+        front: Boolean(row?.front),
+        sentence: [own === at ? "" : `At ${own}.`, meaning].filter(Boolean).join(" "),
+        error,
       });
     }
-    return found;
+    return listed;
+  }
+
+  /** @param {FitFigures | undefined} tried @param {Figures | undefined} row */
+  function figuresOf(tried, row) {
+    if (!device()) return row && LEARNING.map((column) => /** @type {any} */ (row)[column] ?? "");
+    return tried ? [tried.needed, tried.time, tried.fits] : row && [row.peak ?? "", "", ""];
+  }
+
+  /** Places, with the best that was tried at each. @returns {Entry[]} */
+  function places() {
+    const planned = one('[data-control="policy"]').selectedOptions[0]?.dataset.at;
+    const tried = [...store.figures.values()];
+    return [...select.options].map(({ value, text }) => {
+      const best = tried.find((figures) => figures.at === value && figures.policy !== "as_written" && !figures.error);
+      const error = planned && planned !== value ? `The plan that is chosen is made for ${planned}: choose another policy first.` : "";
+      return {
+        keys: [value],
+        labels: [text],
+        figures: error || !columns().length ? undefined : best && [best.needed, best.time, best.fits],
+        front: false,
+        sentence: best && !error ? `Best there: ${best.what}.` : "",
+        error,
+      };
+    });
   }
 
   /** @param {Entry} entry */
-  const found = ({ labels, keys, meaning }) =>
-    [...labels, ...keys, meaning].join("\n").toLowerCase().includes(field.value.trim().toLowerCase());
+  const matches = ({ labels, keys, sentence }) =>
+    [...labels, ...keys, sentence].join("\n").toLowerCase().includes(field.value.trim().toLowerCase());
 
   /** What choosing a line chooses: of several the one that is chosen already, or that was searched. @param {Entry} entry */
-  function keyOf({ keys, labels }) {
+  function keyIn({ keys, labels }) {
     const text = field.value.trim().toLowerCase();
     if (!text && keys.includes(select.value)) return select.value;
     const named = labels.findIndex((label) => label.toLowerCase().includes(text));
@@ -88,25 +129,26 @@ export function policyList(widget) {
 
   /** @param {Entry} entry @param {number} number */
   function line(entry, number) {
-    const { labels, figures, meaning, keys } = entry;
+    const { labels, figures, front, sentence, error, keys } = entry;
     const option = element("li", "remat-entry");
     option.role = "option";
     option.id = `${id}-${number}`;
-    option.dataset.key = keyOf(entry);
+    option.dataset.key = keyIn(entry);
     option.setAttribute("aria-selected", String(keys.includes(select.value)));
-    const name = element("span", "remat-entry-name", ...labels.flatMap((label, at) => [at ? " = " : "", element("code", "", label)]));
+    if (error) option.ariaDisabled = "true";
+    const words = labels.flatMap((label, at) => [at ? " = " : "", which === "at" ? label : element("code", "", label)]);
+    const name = element("span", "remat-entry-name", ...words);
     name.title = labels.join(" = ");
-    const front = element("span", "remat-entry-front", figures?.front ? "◆" : "");
-    if (figures?.front) front.append(element("span", "remat-hidden", " on the front: "));
-    option.append(front, name);
-    if (figures && !figures.error) {
-      for (const column of COLUMNS) {
+    const mark = element("span", "remat-entry-front", front ? "◆" : "");
+    if (front) mark.append(element("span", "remat-hidden", " on the front: "));
+    option.append(mark, name);
+    if (figures) {
+      columns().forEach((column, at) => {
         const label = element("span", "remat-entry-label", `${column} `);
-        option.append(element("span", "remat-entry-number", label, figures[column] ?? "", element("span", "remat-hidden", "; ")));
-      }
-    } else option.append(element("span", "remat-entry-waiting", figures?.error ? "" : WAITING));
-    const sentence = [meaning, figures?.error ?? ""].filter(Boolean).join(" ");
-    option.append(element("span", "remat-entry-sentence", sentence));
+        option.append(element("span", "remat-entry-number", label, figures[at], element("span", "remat-hidden", "; ")));
+      });
+    } else if (columns().length) option.append(element("span", "remat-entry-waiting", error ? "" : WAITING));
+    option.append(element("span", "remat-entry-sentence", [error, sentence].filter(Boolean).join(" ")));
     return option;
   }
 
@@ -114,15 +156,18 @@ export function policyList(widget) {
   function fill() {
     if (!popup) return;
     const list = /** @type {HTMLElement} */ (popup.querySelector('[role="listbox"]'));
-    const shown = entries().filter(found);
+    const all = entries();
+    const shown = all.filter(matches);
     if (!shown.some(({ keys }) => keys.includes(active))) active = shown[0]?.keys[0] ?? "";
     const { scrollTop } = list;
     list.replaceChildren(...shown.map(line));
     list.scrollTop = scrollTop;
     list.hidden = !shown.length;
-    const text = shown.length ? `${shown.length} of ${entries().length}` : `No policy has “${field.value.trim()}”.`;
+    const text = shown.length ? `${shown.length} of ${all.length}` : `No ${noun} has “${field.value.trim()}”.`;
     const status = /** @type {HTMLElement} */ (popup.querySelector('[role="status"]'));
     status.textContent = field.value.trim() ? text : "";
+    const front = /** @type {HTMLElement} */ (popup.querySelector(".remat-empty"));
+    front.hidden = !shown.some((entry) => entry.front);
     const number = shown.findIndex(({ keys }) => keys.includes(active));
     mark(list.children[number]);
   }
@@ -162,16 +207,17 @@ export function policyList(widget) {
     popup.popover = "manual";
     field = document.createElement("input");
     for (const [name, value] of Object.entries({
-      type: "search", role: "combobox", "aria-label": "Search policies", "aria-expanded": "true", "aria-controls": id,
+      type: "search", role: "combobox", "aria-label": `Search ${nouns}`, "aria-expanded": "true", "aria-controls": id,
       "aria-autocomplete": "list", autocomplete: "off", spellcheck: "false", placeholder: "Type to search",
       "data-lm-suppress-shortcuts": "true",
     })) field.setAttribute(name, value);
-    const heads = element("div", "remat-entry remat-entry-heads", ...COLUMNS.map((column) => element("span", "remat-entry-number", column)));
+    const heads = element("div", "remat-entry remat-entry-heads", ...columns().map((column) => element("span", "remat-entry-number", column)));
     heads.ariaHidden = "true";
+    heads.hidden = !columns().length;
     const list = element("ul", "");
     list.id = id;
     list.role = "listbox";
-    list.ariaLabel = "Policies";
+    list.ariaLabel = nouns;
     const status = element("span", "");
     status.role = "status";
     const front = element("p", "remat-empty", "◆ on the front: none is better in both peak and time.");
@@ -192,8 +238,11 @@ export function policyList(widget) {
     document.addEventListener("pointerdown", pressedElsewhere, true);
     addEventListener("scroll", place, true);
     addEventListener("resize", place);
-    const policies = [...select.options].map((option) => option.value);
-    widget.send({ type: "choices", policy: select.value, at: widget.chosenAt(), device: device(), policies });
+    if (which === "at") return;
+    const keys = [...select.options].filter(({ dataset }) => (dataset.at ?? widget.chosenAt()) === widget.chosenAt());
+    widget.send({
+      type: "choices", policy: select.value, at: widget.chosenAt(), device: device(), policies: keys.map(({ value }) => value),
+    });
   }
 
   /** @param {boolean} [back] whether the dropdown takes the focus */
@@ -210,7 +259,7 @@ export function policyList(widget) {
   /** @param {HTMLElement | null | undefined} option */
   function choose(option) {
     const key = option?.dataset.key;
-    if (key === undefined) return;
+    if (key === undefined || option?.ariaDisabled === "true") return;
     close(true);
     if (select.value === key) return;
     select.value = key;
@@ -247,15 +296,21 @@ export function policyList(widget) {
     });
   }
 
+  /** @param {{at: string, device: string, rows?: Figures[], done?: boolean, error?: string}} message */
+  function tell({ at, device: of, rows, done = false, error }) {
+    if (error) widget.say(error, true);
+    if (rows) told.set(`${of}\n${at}`, { rows, done });
+    fill();
+  }
+
   return {
-    messages: {
-      /** @param {{at: string, device: string, rows?: Figures[], done?: boolean, error?: string}} message */
-      choices({ at, device, rows, done = false, error }) {
-        if (error) widget.say(error, true);
-        if (rows) told.set(`${device}\n${at}`, { rows, done });
-        fill();
-      },
+    show() {
+      // What a plan's place is not cannot be chosen by the arrows either.
+      if (which === "at") for (const { error, keys } of places()) one(`[data-control="at"] option[value="${CSS.escape(keys[0])}"]`).disabled = Boolean(error);
+      fill();
     },
+    messages: which === "policy" ? { choices: tell } : {},
+    figured: fill,
     stop: close,
   };
 }

@@ -21,7 +21,7 @@ export function pinning(widget) {
       asked = keyOf(pinned.policy, pinned.at);
       widget.send({ type: "peek", ...pinned });
     }
-    for (const extra of part("totals").querySelectorAll(".remat-change")) extra.remove();
+    for (const extra of part("totals").querySelectorAll(".remat-against-it")) extra.remove();
     const parts = a?.complete && shown && widget.estimated(a);
     if (parts) showChanges(parts);
     for (const panel of Object.values(widget.panels)) panel.arrange?.();
@@ -36,7 +36,7 @@ export function pinning(widget) {
       const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
       const text = now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit);
       const mark = document.createElement("small");
-      mark.className = "remat-change";
+      mark.className = "remat-against-it";
       mark.textContent = `${text} vs A`;
       total.append(mark);
     }

@@ -14,7 +14,7 @@ export function placing(part) {
   function place(name, html) {
     const target = part(name);
     const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
-    const again = focused && ["policy", "sort"].find((key) => focused.dataset[key] !== undefined);
+    const again = focused && ["policy", "diff", "sort"].find((key) => focused.dataset[key] !== undefined);
     const height = target.offsetHeight;
     if (height) target.style.minHeight = `${height}px`;
     target.innerHTML = html;
@@ -22,7 +22,7 @@ export function placing(part) {
     target.classList.remove("remat-stale");
     if (again) {
       const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
-        (/** @type {any} */ other) => other.dataset[again] === focused.dataset[again],
+        (/** @type {any} */ { dataset }) => dataset[again] === focused.dataset[again] && dataset.at === focused.dataset.at,
       );
       /** @type {HTMLElement | undefined} */ (same)?.focus();
     }

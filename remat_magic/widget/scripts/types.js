@@ -21,10 +21,13 @@
  * @property {string} jaxprs the frame of the two jaxprs
  * @property {Bodies | null} bodies the jaxprs' chunks; null where they are sent on request
  *
+ * @typedef {{policy: string, at: string, what: string, needed: string, time: string, fits: string, error: string}} FitFigures
+ *
  * @typedef {object} Store what all views of one widget share
  * @property {Map<string, View>} views
  * @property {Map<string, string>} answers the HTML of the panels that are asked for when they are opened
- * @property {Map<string, Record<string, string>>} peaks the parts of a view that tell the peak, as on devices where it is another
+ * @property {Map<string, Record<string, string>>} screens the parts of the first screen that are of a choice on a device
+ * @property {Map<string, FitFigures>} figures of the choices that were tried for the chosen device
  * @property {number} clock the serial of the newest request
  *
  * @typedef {object} Model anywidget's
@@ -43,6 +46,7 @@
  * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
  * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
+ * @property {() => void} [figured] more is known of what was tried for the chosen device
  * @property {() => void} [stop] the view of the widget is removed
  *
  * @typedef {object} Widget what the panels and the parts of the core share

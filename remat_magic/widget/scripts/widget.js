@@ -1,9 +1,8 @@
 // @ts-check
 /** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
-import { policyList } from "./choosing.js";
 import { copyText } from "./clipboard.js";
 import { folding } from "./folding.js";
-import { firstScreen } from "./glance.js";
+import { firstScreen } from "./first_screen.js";
 import { hearing } from "./hearing.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
@@ -28,7 +27,7 @@ const stores = new WeakMap();
 /** @param {Model} model @returns {Store} */
 function storeOf(model) {
   let store = stores.get(model);
-  if (!store) stores.set(model, (store = { views: new Map(), answers: new Map(), peaks: new Map(), clock: 0 }));
+  if (!store) stores.set(model, (store = { views: new Map(), answers: new Map(), screens: new Map(), figures: new Map(), clock: 0 }));
   return store;
 }
 
@@ -77,7 +76,7 @@ export function draw({ model, el }, makers) {
   const first = firstScreen(widget);
   const twin = staticTwin(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  const panels = [...Object.values(widget.panels), policyList(widget), folding(widget)];
+  const panels = [...Object.values(widget.panels), folding(widget)];
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,
@@ -91,7 +90,11 @@ export function draw({ model, el }, makers) {
   };
   /** @type {NonNullable<Panel["actions"]>} */
   const actions = {
-    apply: () => send({ type: "apply", serial: store.clock }),
+    apply({ dataset }) {
+      // Of the edit that is shown; else of the choice.
+      if (dataset.diffOf !== undefined) choose(dataset.diffOf, dataset.at);
+      send({ type: "apply", serial: store.clock });
+    },
     "one-device"() {
       send({ type: "one-device" });
       say("XLA is asked…");
@@ -124,7 +127,7 @@ export function draw({ model, el }, makers) {
     },
     say: saidByKernel,
   };
-  for (const panel of /** @type {Panel[]} */ ([first, ...panels])) {
+  for (const panel of [...panels, first]) {
     Object.assign(controls, panel.controls);
     Object.assign(actions, panel.actions);
     Object.assign(messages, panel.messages);
@@ -169,6 +172,8 @@ export function draw({ model, el }, makers) {
       const known = [...control.options].some((option) => option.value === view[name]);
       if (!known) control.add(new Option(name === "policy" ? view.label : view.at, view[name]));
       control.value = view[name];
+      // A plan is made for its place, and takes it along.
+      if (name === "policy" && view.planned) control.selectedOptions[0].dataset.at = view.at;
     }
     one(".remat-meaning").textContent = view.meaning;
     // The names of a half report would say "recompute" of nothing.
@@ -180,7 +185,7 @@ export function draw({ model, el }, makers) {
     if (widget.shown === view) return;
     widget.shown = view;
     select(view);
-    first.show(view);
+    first.show?.(view);
     part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
@@ -234,7 +239,8 @@ export function draw({ model, el }, makers) {
   }
 
   function chooseControls() {
-    askFor({ policy: one('[data-control="policy"]').value, at: chosenAt() });
+    const { value, selectedOptions } = one('[data-control="policy"]');
+    askFor({ policy: value, at: selectedOptions[0]?.dataset.at ?? chosenAt() });
   }
 
   // What the kernel sends.
@@ -328,7 +334,7 @@ export function draw({ model, el }, makers) {
   hearing(model, () => model.send({ type: "hello" }));
 
   return () => {
-    for (const panel of panels) panel.stop?.();
+    for (const panel of [...panels, first]) panel.stop?.();
     clearTimeout(waiting);
     clearTimeout(late);
     model.off("change:_view", onView);

@@ -1,0 +1,204 @@
+"""The answer to "it must fit: what do I change?", in words and rows, before any view says how they look."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remat_magic.records import Fit, FitChoice, LiveKind, LiveValue, Note, Report, SourceSpan, Timeline
+from remat_magic.views import format as fmt
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``word`` says whether it fits, ``needed`` how much it needs, ``how`` where that is from.
+
+    ``fits`` is the record's; ``how`` is empty for an estimate.
+    """
+
+    fits: bool | None
+    word: str
+    needed: str
+    how: str
+
+
+def verdict(fit: Fit) -> Verdict:
+    """Whether the program fits as it is written."""
+    needed, capacity, how = fit.needed_bytes, fit.capacity_bytes, "compiled" if fit.compiled else ""
+    if needed is None:
+        return Verdict(None, "Not known", f"how much it needs of {fmt.nbytes(capacity)}", fit.as_written.unusable)
+    about = f"{_about(fit.as_written)} needed"
+    if fit.fits is None:
+        return Verdict(None, "May fit", f"{about} of {fmt.nbytes(capacity)}", how)
+    rest = f"{fmt.nbytes(abs(capacity - needed))} {'left' if fit.fits else 'too much'}"
+    return Verdict(fit.fits, "Fits" if fit.fits else "Does not fit", f"{about}, {rest}", how)
+
+
+def memory(fit: Fit) -> str:
+    """What it is to fit: ``TPU v5e, 16.9 GB``."""
+    return f"{fit.device}, {fmt.nbytes(fit.capacity_bytes)}" if fit.device else fmt.nbytes(fit.capacity_bytes)
+
+
+def heading(fit: Fit) -> tuple[str, str]:
+    """What is inspected: the name of the step or function, and what more is to be said of it."""
+    report, step = fit.report, fit.timeline.step if fit.timeline else ""
+    name = step or fit.function or "the function"
+    if report is None:
+        return name, ""
+    of = f"gradient of {report.function}" if step and report.function != step else ""
+    choice = f"policy {report.label}{place_words(report.at)}" if report.policy != "as_written" else ""
+    return name, ", ".join(filter(None, [of, choice, report.of_devices]))
+
+
+def place_words(at: str) -> str:
+    """Where a policy goes, to follow its name; nothing for the whole function."""
+    return {"": "", "function": "", "sites": " at all checkpoint sites"}.get(at, f" at {at}")
+
+
+def notes(report: Report) -> list[str]:
+    """The sentences that a reader must see."""
+    return [*filter(None, [report.backward_error]), *report.notes]
+
+
+def notes_of_fit(fit: Fit) -> list[str]:
+    """The same beside the heading, which tells of the step; and where nothing helps, what was not tried."""
+    of_report = notes(fit.report) if fit.report else []
+    told = [note for note in of_report if not (isinstance(note, Note) and note.kind == "gradient-of-step")]
+    helps = fit.fits or any(choice.fits is not False for choice in fit.choices)
+    return told if helps else [*told, *fit.not_tried]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a line of the source holds at the peak: ``source`` is the expression that holds most of it.
+
+    ``kind`` is that of most of its bytes, ``loops`` are those around it, ``count`` tells how many values it is.
+    """
+
+    nbytes: int
+    source: SourceSpan
+    kind: LiveKind
+    loops: tuple[str, ...]
+    count: int
+
+    @property
+    def where(self) -> str:
+        """The line, and its loops or else its values: ``In[2]:14, scan x12``."""
+        values = [fmt.count(self.count, "value")] if self.count > 1 else []
+        return ", ".join([self.source.place, *(self.loops or values)])
+
+
+def taken(timeline: Timeline, report: Report | None = None) -> list[Taken]:
+    """What each line of the source holds at the peak, the most first; the report tells what loops are around it."""
+    paths = {residual.source: residual.path for residual in report.residuals} if report else {}
+    lines: dict[tuple[str, int | None, int], list[LiveValue]] = {}
+    for value in timeline.alive:
+        if value.source is not None:
+            lines.setdefault((value.source.file, value.source.cell, value.source.line), []).append(value)
+    found = list[Taken]()
+    for values in lines.values():
+        sources, kinds = Counter[SourceSpan](), Counter[LiveKind]()
+        for value in values:
+            kinds[value.kind] += value.nbytes
+            if value.source is not None:
+                sources[value.source] += value.nbytes
+        ((source, _),) = sources.most_common(1)
+        ((kind, _),) = kinds.most_common(1)
+        loops = tuple(part for part in paths.get(source, ()) if re.search(r" x[\d,]+$", part))
+        found.append(Taken(sources.total(), source, kind, loops, len(values)))
+    return sorted(found, key=lambda line: -line.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A choice in words: ``needed`` bytes, ``cost`` in time or FLOPs, and whether it ``fits``."""
+
+    choice: FitChoice
+    needed: str
+    cost: str
+    fits: str
+
+
+def offered(fit: Fit) -> list[Offered]:
+    """What could be changed, the best first: what fits or may, else what comes nearest.
+
+    Where it fits as written, it is what takes less time and fits too.
+    """
+    choices = [choice for choice in fit.choices if choice.policy != "as_written" or choice.donate]
+    if fit.fits:
+        written = fit.as_written
+        known = (written.extra_seconds, written.extra_flops) != (None, None)
+        choices = [choice for choice in choices if choice.fits and known and choice.cost < written.cost]
+    elif any(choice.fits is not False for choice in choices):
+        choices = [choice for choice in choices if choice.fits is not False]
+    in_time = any(choice.extra_time is not None for choice in fit.tried)
+    return [words(choice, in_time) for choice in choices]
+
+
+def words(choice: FitChoice, in_time: bool = False) -> Offered:
+    """A choice in words.
+
+    Args:
+        choice: one of a fit's.
+        in_time: whether its cost is told in time, also where that is not known.
+    """
+    extra = "unknown" if in_time and choice.extra_time is None else cost(choice)
+    return Offered(choice, _about(choice, short=True), extra, fits(choice))
+
+
+def what_to_do(fit: Fit) -> str:
+    """What the choices are, to stand above them."""
+    rows = offered(fit)
+    if fit.fits:
+        return "Takes less time, and fits too" if rows else "Nothing has to change."
+    if not rows:
+        return "Nothing that was tried helps." if fit.progress.finished else "Nothing that helps is known yet."
+    best = rows[0].choice.fits
+    return "Try" if best else "These may fit" if best is None else "Nothing that was tried fits; these come nearest"
+
+
+def cost_head(rows: Iterable[Offered]) -> str:
+    """What the costs are of."""
+    return "time" if any(row.choice.extra_time is not None for row in rows) else "FLOPs"
+
+
+def cost(choice: FitChoice) -> str:
+    """The time that a choice adds, as a share; or the FLOPs where no device is known."""
+    share = choice.extra_flops if choice.extra_time is None else choice.extra_time
+    if share is None:
+        return "unknown"
+    return f"{share:+.0%}" if f"{abs(share):.0%}" != "0%" else "±0%"
+
+
+def fits(choice: FitChoice) -> str:
+    """Whether a choice fits, in a word or two."""
+    word = {True: "fits", False: "too big", None: "may fit"}[choice.fits]
+    return f"{word}, compiled" if choice.compiled else word
+
+
+def batch(fit: Fit) -> str:
+    """The batch that would fit, as a sentence; empty where none is known."""
+    if not fit.largest_batch:
+        return ""
+    size = f"{fit.largest_batch:,}"
+    return f"A batch of {size} would fit too." if fit.fits else f"As it is written, it fits with a batch of {size}."
+
+
+def unfinished(fit: Fit) -> str:
+    """How far the search is, as a sentence; empty where it has ended."""
+    progress = fit.progress
+    if progress.cancelled:
+        return f"The search was stopped after {progress.done:,} of {fmt.count(progress.total, 'choice')}."
+    if progress.finished:
+        return ""
+    return f"Still looking: {progress.done:,} of {fmt.count(progress.total, 'choice')}."
+
+
+def _about(choice: FitChoice, short: bool = False) -> str:
+    if choice.needed_bytes is None:
+        return "unknown"
+    if short or choice.compiled:
+        return fmt.nbytes(choice.needed_bytes)
+    return fmt.about(choice.needed_bytes, choice.needed_low, choice.needed_high)

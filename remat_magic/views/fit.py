@@ -1,0 +1,252 @@
+"""The first screen as HTML: does it fit, what takes the memory, what to change; or what is saved, where none asks."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from remat_magic.records import Edit, Fit, FitChoice, Measurement, Report, Timeline
+from remat_magic.views import answer
+from remat_magic.views import format as fmt
+from remat_magic.views.edit import diffs_html, edit_sentences, unnamed_sentences
+from remat_magic.views.format import escape
+from remat_magic.views.peak_bar import peak_bar_html, role_of
+from remat_magic.views.tables import KEYS
+from remat_magic.views.totals import totals
+
+# So many lines of the source, and so many choices, are seen at first.
+TAKEN, CHANGES = 4, 4
+_VERDICTS = {True: ("Fits", "remat-yes"), False: ("Does not fit", "remat-no"), None: ("May fit", "remat-perhaps")}
+_CODE = re.compile(r"@[\w.]+|\b\w+_saveable\b|\boffload_\w+|(?<=\bon |\bof |\bat )[\w.<>\[\]:-]+")
+
+
+def saves_html(report: Report) -> str:
+    """The verdict where nothing is to fit: what is saved for the backward pass."""
+    figures = {total.key: total for total in totals(report)}
+    saved = f"Saves {figures['saved'].value}"
+    if "offloaded" in figures:
+        saved += f", offloads {figures['offloaded'].value}"
+    values = sum(row.kind in ("intermediate", "offloaded") and not row.dropped for row in report.residuals)
+    arguments = sum(row.kind == "argument" for row in report.residuals)
+    said = [f"<span>{fmt.count(values, 'value')} for the backward pass</span>"]
+    if arguments:
+        are = "are" if arguments > 1 else "is"
+        said.append(_mute(f"{fmt.count(arguments, 'argument')} {are} alive anyway"))
+    if report.peak_bytes is not None:
+        exact = f"estimated, as on this machine's CPU: {fmt.exact(report.peak_bytes, 'bytes')}"
+        said.append(_mute(f"peak about {fmt.nbytes(report.peak_bytes)}", exact))
+    if report.of_devices:
+        said.append(_mute(f"figures {report.of_devices}"))
+    return f'<strong title="{figures["saved"].exact}">{saved}</strong> {" ".join(said)}'
+
+
+def answer_html(choice: FitChoice, fit: Fit | None, memory: tuple[str, int], report: Report, line: Timeline) -> str:
+    """All of it without a script; the arguments are those of the parts."""
+    changes = changes_html(fit, live=False) if fit is not None else ""
+    takes = "" if choice.fits else takes_html(line, report)
+    return (
+        f'<div class="remat-verdict">{verdict_html(choice, fit, memory[1])}</div>{peak_bar_html(report, memory)}'
+        f'<div class="remat-two"><section>{takes}</section><section>{changes}</section></div>'
+    )
+
+
+def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "") -> str:
+    """Whether a choice fits.
+
+    Args:
+        choice: what is shown.
+        fit: what is known of the program as written.
+        capacity: the bytes that are to be enough.
+        how: HTML to follow who says so: how to ask the compiler.
+    """
+    if choice.needed_bytes is None:
+        return f'<strong class="remat-perhaps">Not known</strong> <span>{escape(choice.unusable)}</span>'
+    word, kind = _VERDICTS[choice.fits]
+    needed = fmt.nbytes(choice.needed_bytes)
+    about = "" if choice.compiled else "about "
+    size, rest = fmt.nbytes(capacity), fmt.nbytes(abs(capacity - choice.needed_bytes))
+    exact = f'title="{fmt.exact(choice.needed_bytes, "bytes")}"'
+    if choice.fits is False:
+        said = f"<b {exact}>{about}{needed}</b> needed, {rest} too much"
+    elif choice.fits:
+        said = f"<b {exact}>{about}{needed}</b> of {size}, {rest} left"
+    else:
+        said = f"<b {exact}>{about}{needed}</b> needed, of {size}"
+    source = "compiled" if choice.compiled else "estimate"
+    if not choice.compiled and choice.needed_low != choice.needed_high:
+        source += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
+    parts = [f'<strong class="{kind}">{word}</strong>', f"<span>{said}</span>", _mute(source), how]
+    if fit is not None and _is_written(choice):
+        parts += [_mute(sentence) for sentence in [_nothing(fit), answer.batch(fit)] if sentence]
+    return " ".join(filter(None, parts))
+
+
+def _nothing(fit: Fit) -> str:
+    return answer.what_to_do(fit) if fit.fits and fit.progress.finished and not answer.offered(fit) else ""
+
+
+def _is_written(choice: FitChoice) -> bool:
+    return choice.policy == "as_written" and not choice.donate
+
+
+def takes_html(timeline: Timeline, report: Report) -> str:
+    """What takes the memory at the peak, by line of source."""
+    lines = answer.taken(timeline, report)
+    if not lines:
+        return ""
+    most = lines[0].nbytes
+    rows = list[str]()
+    for line in lines[:TAKEN]:
+        rows.append(
+            f'<tr>{_size(line.nbytes)}<td class="remat-mini"><i class="remat-role remat-role-{role_of(line.kind)}" '
+            f'style="width:{100 * line.nbytes / most:.0f}%"></i></td>'
+            f'<td><div class="remat-clip" title="{escape(f"{line.source.expression} {line.where}")}">'
+            f"<code>{escape(line.source.expression)}</code> {_mute(line.where)}</div></td></tr>"
+        )
+    if rest := lines[TAKEN:]:
+        words = fmt.count(len(rest), "more line")
+        rows.append(
+            f'<tr class="remat-rest"><td class="remat-num">{fmt.nbytes(sum(line.nbytes for line in rest))}</td>'
+            f"<td></td><td>{words}</td></tr>"
+        )
+    return f'<h4>What takes it</h4><table class="remat-table remat-takes"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _size(nbytes: int) -> str:
+    return f'<td class="remat-num" title="{fmt.exact(nbytes, "bytes")}"><b>{fmt.nbytes(nbytes)}</b></td>'
+
+
+def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
+    """What to change: the best choices, a row each, with buttons that try it and show its edit if ``live``.
+
+    Args:
+        fit: what is known by now.
+        live: whether a script is at hand.
+        all_of: how many choices there are to be seen elsewhere.
+    """
+    rows = answer.offered(fit)
+    if fit.fits and not rows:
+        return ""
+    head = answer.what_to_do(fit).rstrip(".") if fit.fits else "What to change"
+    of = {"time": "percentages are of the step's time", "FLOPs": "percentages are of the step's FLOPs"}
+    told = f" <small>({of[answer.cost_head(rows)]})</small>" if rows else ""
+    body = "".join(_change(row, live) for row in rows[:CHANGES])
+    table = f'<table class="remat-table remat-change"><tbody>{body}</tbody></table>' if rows else ""
+    nothing_fits = not rows or all(row.choice.fits is False for row in rows)
+    said = answer.what_to_do(fit) if nothing_fits and not fit.fits and fit.progress.finished else ""
+    said = f"{said.rstrip('.')}." if said else ""
+    sentence = " ".join(filter(None, [said, answer.unfinished(fit)]))
+    below = _mute(sentence) if sentence else ""
+    if live and len(rows) > CHANGES:
+        below += (
+            f' <button type="button" class="remat-link" data-action="all-choices" {KEYS}>'
+            f"all {fmt.count(all_of or len(rows), 'choice')}</button>"
+        )
+    elif len(rows) > CHANGES:
+        below += f" {_mute(f'and {len(rows) - CHANGES} more')}"
+    return f"<h4>{head}{told}</h4>{table}<div>{below}</div>"
+
+
+def _change(row: answer.Offered, live: bool) -> str:
+    choice = row.choice
+    key, at = html.escape(choice.policy), html.escape(choice.at)
+    what = f"{choice.what}, donate {', '.join(choice.donate)}" if choice.donate and "donat" not in choice.what else ""
+    kind = {True: "remat-yes", False: "remat-no", None: "remat-mute"}[choice.fits]
+    buttons = ""
+    if live:
+        named = f'aria-label="{{}} {html.escape(choice.what)}"'
+        buttons = (
+            f'<td class="remat-buttons"><button type="button" data-policy="{key}" data-at="{at}" '
+            f'{named.format("Try")} {KEYS}>Try</button> <button type="button" data-diff="{key}" data-at="{at}" '
+            f'aria-expanded="false" {named.format("Diff of")} {KEYS}>Diff</button></td>'
+        )
+    text = what or choice.what
+    return (
+        f'<tr data-row="{key}" data-at="{at}">'
+        f'<td><div class="remat-clip" title="{escape(text)}"><span>{_with_code(text)}</span></div></td>'
+        f'<td class="remat-num" title="{_exactly(choice)}"><b>{row.needed}</b></td>'
+        f'<td class="{kind}">{row.fits}</td><td class="remat-num">{row.cost}</td>{buttons}</tr>'
+    )
+
+
+def _exactly(choice: FitChoice) -> str:
+    if choice.needed_bytes is None:
+        return ""
+    told = fmt.exact(choice.needed_bytes, "bytes")
+    if not choice.compiled and choice.needed_low != choice.needed_high:
+        told += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
+    return told
+
+
+def _with_code(text: str) -> str:
+    """A line in which what is code looks like code."""
+    cuts, at = list[str](), 0
+    for match in _CODE.finditer(text):
+        cuts += [escape(text[at : match.start()]), f"<code>{escape(match.group())}</code>"]
+        at = match.end()
+    return "".join([*cuts, escape(text[at:])])
+
+
+def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) -> str:
+    """The edit of a choice at full height.
+
+    Args:
+        choice: what it does.
+        edit: of the user's source.
+        memory: what it is to fit.
+        can_apply: whether the choice can be bound to the function's name.
+    """
+    word, kind = _VERDICTS[choice.fits]
+    said = ""
+    if choice.needed_bytes is not None:
+        how = f"compiled for {memory}" if choice.compiled else f"by estimate on {memory}"
+        fits = f"it {word.lower()}"
+        said = f'<span class="{kind}">{escape(how)}: {fmt.nbytes(choice.needed_bytes)}, {fits}</span>'
+    verified = (edit.verified and _mute("verified by tracing it")) or ""
+    apply = ""
+    if can_apply:
+        of = f'data-diff-of="{html.escape(choice.policy)}" data-at="{html.escape(choice.at)}"'
+        apply = f'<button type="button" data-action="apply" {of} {KEYS}>Apply</button> '
+    close = f'<button type="button" data-action="close-diff" {KEYS}>Close</button>'
+    sentences = [] if edit.verified else edit_sentences(edit)
+    remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in [*sentences, *unnamed_sentences(edit)])
+    diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
+    return (
+        f'<div class="remat-diff-head"><b>{_with_code(choice.what)}</b> {said} {verified}'
+        f'<span class="remat-buttons">{apply}{close}</span></div>'
+        f"{f'<ul class=remat-findings>{remarks}</ul>' if remarks else ''}{diffs}"
+    )
+
+
+def compilers_remarks(measured: Measurement) -> str:
+    """What else is to be said of a compiled program, in sentences."""
+    again = measured.rematerialized or 0
+    itself = f"XLA computes {fmt.count(again, 'instruction')} again by itself." if again else ""
+    alone = measured.devices_there > 1 and measured.devices == 1
+    idle = "The program is on no mesh, and leaves the other devices idle." if alone else ""
+    return " ".join(filter(None, [measured.mend, *measured.findings, itself, idle]))
+
+
+def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
+    """What the lists of places and policies tell of choices."""
+    told = list[dict[str, str]]()
+    for choice in choices:
+        known = choice.needed_bytes is not None and not choice.unusable
+        told.append(
+            {
+                "policy": choice.policy,
+                "at": choice.at,
+                "what": choice.what,
+                "needed": fmt.nbytes(choice.needed_bytes or 0) if known else "",
+                "time": answer.cost(choice) if known else "",
+                "fits": answer.fits(choice) if known else "",
+                "error": choice.unusable,
+            }
+        )
+    return told
+
+
+def _mute(text: str, title: str = "") -> str:
+    hover = f' title="{escape(title)}"' if title else ""
+    return f'<span class="remat-mute"{hover}>{escape(text)}</span>'

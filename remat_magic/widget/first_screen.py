@@ -1,0 +1,188 @@
+"""The first screen: whether the shown choice fits the chosen device, what to change, and the edits that do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from remat_magic import devices
+from remat_magic.records import FitChoice, RematError
+from remat_magic.views import choices
+from remat_magic.views import fit as views
+from remat_magic.views import format as fmt
+from remat_magic.views.headline import line_html
+from remat_magic.views.peak_bar import peak_bar_html
+from remat_magic.views.tables import KEYS
+from remat_magic.widget.panel import Panel, Request
+from remat_magic.widget.worker import Worker
+
+if TYPE_CHECKING:
+    from remat_magic.api import Measuring
+
+_PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
+_TELL = 0.3  # seconds between two answers that tell what is known so far
+
+
+class FirstScreen(Panel):
+    """What is above the tabs, but for what every report tells of itself."""
+
+    key, title = "first", ""
+    asks = (("screen",), ("choices",), ("diff",), ("ask",))
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_busy: Callable[[], bool] = lambda: False  # whether a cell is running, for which the search waits
+        self.searching = Worker[str](self._look, "remat_magic fit")
+        self._shown: Request | None = None
+        self._listed: Request | None = None  # the newest request for what the policies do
+        self._asked: Measuring | None = None
+
+    def handle(self, request: Request) -> None:
+        """Take a message of the browser."""
+        if request.kind == "choices":
+            self._listed = request
+        if request.kind == "screen":
+            self._shown = request
+            self._cancel()
+        super().handle(request)
+
+    def close(self) -> None:
+        """Look for nothing more."""
+        self.searching.post(None)
+        self._cancel()
+        super().close()
+
+    def _cancel(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+
+    def answer(self, request: Request) -> dict[str, Any] | None:
+        """What is asked for, as HTML."""
+        match request.kind:
+            case "screen":
+                return self._screen(request)
+            case "choices":
+                return self._choices(request)
+            case "ask":
+                return self._ask(request)
+            case _:
+                return {"html": self._diff(request)}
+
+    # ---------------------------------------------------------------------------------------------- the shown choice
+
+    def _diff(self, request: Request) -> str:
+        live, arguments = self._live, self._arguments(request)
+        choice = live.choice_of(live.trace.report(*arguments, device=live.like))
+        can_apply = bool(request.content.get("can_apply"))
+        return views.diff_html(choice, live.trace.edit(*arguments[:2]), live.device, can_apply=can_apply)
+
+    def _screen(self, request: Request) -> dict[str, Any] | None:
+        live = self._live
+        if request.text("device") != live.device or not live.device:
+            return None  # another one was chosen since
+        report = live.trace.report(*self._arguments(request), device=live.like)
+        choice = live.choice_of(report)
+        timeline = live.trace.timeline(*self._arguments(request), device=live.like)
+        verdict = views.verdict_html(choice, live.fit, live.capacity, self._how(choice))
+        return {
+            "verdict": verdict,
+            "bar": peak_bar_html(report, (live.device, live.capacity)),
+            "takes": "" if choice.fits else views.takes_html(timeline, report),
+            "totals": line_html(report, timeline.saved_bytes),
+        }
+
+    def _how(self, choice: FitChoice) -> str:
+        """What the compiler says besides, or how to ask it."""
+        if choice.compiled:
+            measured = self._live.measured(choice.policy, choice.at)
+            told = views.compilers_remarks(measured) if measured is not None else ""
+            return f'<span class="remat-mute">{fmt.escape(told)}</span>' if told else ""
+        if not self._live.is_device:
+            return ""
+        device = devices.get(self._live.device)
+        if device.compiles_here:
+            return f'<button type="button" class="remat-link" data-action="ask" {KEYS}>Ask the compiler</button>'
+        install = (
+            f"compile: <code>{fmt.escape(device.install)}</code>" if device.install else fmt.escape(device.why_not)
+        )
+        return f'<span class="remat-mute" title="{fmt.escape(device.why_not)}">{install}</span>'
+
+    def _ask(self, request: Request) -> dict[str, Any]:
+        """What the compiler for the chosen device says of a choice."""
+        live, device = self._live, self._live.device
+        policy, at, namespace = self._arguments(request)
+        self._asked = job = live.trace.measuring([(policy, at)], device=device, namespace=namespace)
+        job.wait()
+        if not job.results:
+            return {}
+        (measured,) = job.results
+        if measured.error:
+            raise RematError(measured.error)
+        live.add_measured(device, [measured])
+        if live.fit is not None:
+            live.show_fit(live.fit)
+        self.tell()
+        return {}
+
+    # ------------------------------------------------------------------------------------------------ what to change
+
+    def search(self) -> None:
+        """Look for what fits the chosen device, and tell what is known as it grows. From any thread."""
+        if self._live.device:
+            self.searching.post(self._live.device)
+
+    def _look(self, device: str) -> None:
+        live = self._live
+        told = 0.0
+        for fit in live.trace.fitting(device):
+            if live.closed or device != live.device:
+                return
+            live.show_fit(fit)
+            if fit.progress.finished or time.monotonic() - told > _TELL:
+                self.tell()
+                told = time.monotonic()
+            time.sleep(_PAUSE)
+            while self.is_busy() and not live.closed:
+                time.sleep(_TELL)
+
+    def tell(self) -> None:
+        """Tell what is known of the device that is chosen, and of the choice that is shown."""
+        live, fit = self._live, self._live.fit
+        if fit is None:
+            return
+        self._send(
+            {
+                "type": "fit",
+                "device": live.device,
+                "html": views.changes_html(fit, all_of=len(fit.tried)),
+                "figures": views.figures(fit.tried),
+                "done": fit.progress.finished,
+            }
+        )
+        if self._shown is not None:
+            self.tell_again(self._shown)
+
+    # ------------------------------------------------------------------------------------------------- what is listed
+
+    def _choices(self, request: Request) -> dict[str, Any] | None:
+        """What each policy of the list does, as it is found out; then which do the same, and the front of all."""
+        live = self._live
+        requested = request.content.get("policies")
+        keys = [key for key in requested if isinstance(key, str)] if isinstance(requested, list) else []
+        device, rows = live.like, list[dict[str, Any]]()
+        sent_at = time.monotonic()
+        for key in keys:
+            if live.closed or request is not self._listed:
+                return None
+            row = live.trace.compare([live.policy(key)], at=request.at, device=device, namespace=live.namespace).rows[0]
+            # Of one alone nothing is known of the front.
+            rows.append({**choices.figures(row), "keys": [key], "front": False})
+            if time.monotonic() - sent_at > _TELL:
+                self._send({**request.content, "rows": [*rows], "done": False})
+                time.sleep(_PAUSE)
+                sent_at = time.monotonic()
+        offered = {choice.key for choice in live.trace.choices()}
+        besides = [live.policy(key) for key in keys if key not in offered]
+        all_rows = live.trace.compare(at=request.at, device=device, namespace=live.namespace, besides=besides).rows
+        return {"rows": list(map(choices.figures, all_rows)), "done": True}

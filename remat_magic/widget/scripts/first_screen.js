@@ -1,0 +1,179 @@
+// @ts-check
+/** @import { Panel, View, Widget } from "./types.js" */
+import { choiceList } from "./choosing.js";
+import { keyOf } from "./types.js";
+
+/** What of the first screen is of the shown choice. */
+const PARTS = ["verdict", "bar", "takes", "totals"];
+/** What the list of devices has for so many bytes, which are typed. */
+const OTHER = "?";
+
+/**
+ * What is seen first: whether the shown choice fits the chosen device, and what to change; where none is chosen, what is
+ * saved.
+ * @param {Widget} widget @returns {Panel}
+ */
+export function firstScreen(widget) {
+  const { one, all, part, root, store } = widget;
+  const lists = [choiceList(widget, "policy"), choiceList(widget, "at")];
+  const asked = new Set();
+  /** @type {HTMLSelectElement} */
+  const select = one('[data-control="device"]');
+  /** @type {HTMLInputElement} */
+  const size = one('[data-control="size"]');
+  const canApply = one(".remat-fitting").dataset.canApply !== undefined;
+  let device = select.value;
+  /** What the kernel was told of. @type {string | undefined} */
+  let told;
+  /** The choice whose edit is shown. */
+  let edited = "";
+
+  /** @param {View} view @returns {Record<string, string> | undefined} */
+  function estimated(view) {
+    if (!device) return view.parts;
+    const key = `${device}\n${keyOf(view.policy, view.at)}`;
+    const known = store.screens.get(key);
+    if (!known && view.complete && !asked.has(key)) {
+      asked.add(key);
+      widget.send({ type: "screen", policy: view.policy, at: view.at, device });
+    }
+    return known;
+  }
+
+  widget.estimated = estimated;
+
+  /** Until a number is known that is of this choice on this device, there is none. @param {View} view */
+  function fill(view) {
+    if (told !== device) widget.send({ type: "device", device: (told = device) });
+    root.classList.toggle("remat-for-device", Boolean(device));
+    const parts = estimated(view);
+    for (const name of PARTS) {
+      part(name).classList.toggle("remat-waiting", !parts);
+      const html = parts?.[name] ?? "";
+      if (parts) part(name).innerHTML = html;
+    }
+    if (!parts) for (const name of ["verdict", "totals"]) part(name).textContent = "…";
+    part("notes").innerHTML = view.parts.notes;
+    mark();
+  }
+
+  /** Marks the row of the choice that is shown, and the button of the edit that is. */
+  function mark() {
+    const { policy, at } = widget.shown ?? {};
+    for (const row of all("tr[data-row]")) {
+      row.setAttribute("aria-current", String(row.dataset.row === policy && row.dataset.at === at));
+    }
+    for (const button of all("button[data-diff]")) {
+      button.setAttribute("aria-expanded", String(keyOf(button.dataset.diff, button.dataset.at) === edited));
+    }
+  }
+
+  /** @param {string} chosen */
+  function chooseDevice(chosen) {
+    device = chosen;
+    if (![...select.options].some((option) => option.value === chosen)) {
+      select.add(new Option(chosen, chosen), select.options[select.options.length - 1]);
+    }
+    select.value = chosen;
+    size.hidden = true;
+    part("changes").innerHTML = "";
+    closeDiff();
+    store.figures.clear();
+    if (widget.shown) fill(widget.shown);
+    widget.pinning.contrast();
+    for (const panel of Object.values(widget.panels)) panel.controls?.device?.(/** @type {any} */ (select));
+    if (widget.shown) widget.panels[widget.tab]?.fill?.();
+  }
+
+  function closeDiff() {
+    edited = "";
+    part("diff").innerHTML = "";
+    mark();
+  }
+
+  root.addEventListener("click", ({ target }) => {
+    const button = /** @type {HTMLElement} */ (target).closest("button");
+    const { diff, at } = button?.dataset ?? {};
+    if (diff === undefined || at === undefined) return;
+    if (edited === keyOf(diff, at)) return closeDiff();
+    edited = keyOf(diff, at);
+    mark();
+    part("diff").textContent = "Working out the edit…";
+    widget.send({ type: "diff", policy: diff, at, can_apply: canApply });
+  });
+
+  size.addEventListener("keydown", ({ key }) => {
+    // JupyterLab keeps a field in an output from telling of its change.
+    if (key === "Enter" && size.value.trim()) widget.send({ type: "device", device: size.value.trim() });
+    if (key !== "Escape") return;
+    size.hidden = true;
+    select.focus();
+  });
+
+  return {
+    show(view) {
+      fill(view);
+      for (const list of lists) list.show?.(view);
+    },
+    stop() {
+      for (const list of lists) list.stop?.();
+    },
+    controls: {
+      device({ value }) {
+        if (value !== OTHER) return chooseDevice(value);
+        select.value = device;
+        size.hidden = false;
+        size.focus();
+      },
+    },
+    actions: {
+      ask() {
+        const { shown } = widget;
+        if (!shown) return;
+        widget.say(`Compiling for ${device}…`);
+        widget.send({ type: "ask", policy: shown.policy, at: shown.at, device });
+      },
+      "close-diff": closeDiff,
+      "all-choices": () => widget.open(widget.panels.choices ? "choices" : "compare", true),
+    },
+    messages: {
+      ...lists[0].messages,
+      /** @param {{policy: string, at: string, device: string, error?: string} & Record<string, string>} message */
+      screen({ policy, at, device: of, error, ...parts }) {
+        const key = `${of}\n${keyOf(policy, at)}`;
+        asked.delete(key);
+        if (error !== undefined) return widget.say(error, true);
+        store.screens.set(key, parts);
+        const { shown } = widget;
+        if (shown && `${device}\n${keyOf(shown.policy, shown.at)}` === key) fill(shown);
+        widget.pinning.contrast();
+      },
+      /** What the kernel has taken for the device. @param {{device: string}} message */
+      device({ device: of }) {
+        if (of !== device) chooseDevice((told = of));
+      },
+      /** @param {{device: string, html: string, figures: import("./types.js").FitFigures[], error?: string}} message */
+      fit({ device: of, html, figures }) {
+        if (of !== device) return;
+        store.figures.clear();
+        for (const figure of figures) store.figures.set(keyOf(figure.policy, figure.at), figure);
+        // What was compiled meanwhile has another number now.
+        for (const key of [...store.screens.keys()]) {
+          if (widget.shown && key !== `${device}\n${keyOf(widget.shown.policy, widget.shown.at)}`) store.screens.delete(key);
+        }
+        widget.place("changes", html);
+        mark();
+        for (const list of lists) list.figured?.();
+      },
+      /** @param {{error?: string}} message */
+      ask: ({ error }) => widget.say(error ?? "", Boolean(error)),
+      /** @param {{policy: string, at: string, html?: string, error?: string}} message */
+      diff({ policy, at, html, error }) {
+        if (edited !== keyOf(policy, at)) return;
+        widget.place("diff", html ?? "");
+        if (error) widget.say(error, true);
+        if (error) closeDiff();
+      },
+    },
+  };
+}
