@@ -290,7 +290,9 @@ class Engine:
             if policy.donate and (self.donation is None or self.donation.names != policy.donate):
                 raise RematError(f"{', '.join(policy.donate)} cannot be donated here: ask this trace's fit() anew.")
             selection = self.select(*policy.chosen, namespace)
-            return replace(selection, donate=policy.donate, label=policy.what) if policy.donate else selection
+            if not policy.donate:
+                return selection
+            return replace(selection, policy=policy.key, donate=policy.donate, label=policy.what, code=policy.code)
         if isinstance(policy, str):
             policy = self.plans.get(policy, policy)
         if isinstance(policy, Plan):

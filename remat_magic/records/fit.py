@@ -63,6 +63,11 @@ class FitChoice(Displayed):
         return self.plan or self.policy, self.at
 
     @property
+    def key(self) -> str:
+        """What tells it from the other choices at its place: its policy, with what is donated besides."""
+        return f"{self.policy} donate({', '.join(self.donate)})" if self.donate else self.policy
+
+    @property
     def caution(self) -> str:
         """One sentence on what the caller must heed; empty where there is nothing."""
         return f"The caller may not use {' and '.join(self.donate)} after the call." if self.donate else ""

@@ -87,7 +87,7 @@ def _nothing(fit: Fit) -> str:
 
 
 def _is_written(choice: FitChoice) -> bool:
-    return choice.policy == "as_written" and not choice.donate
+    return choice.key == "as_written"
 
 
 def takes_html(timeline: Timeline, report: Report) -> str:
@@ -150,8 +150,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
 
 def _change(row: answer.Offered, live: bool) -> str:
     choice = row.choice
-    key, at = html.escape(choice.policy), html.escape(choice.at)
-    what = f"{choice.what}, donate {', '.join(choice.donate)}" if choice.donate and "donat" not in choice.what else ""
+    key, at, text = html.escape(choice.key), html.escape(choice.at), choice.what
     kind = {True: "remat-yes", False: "remat-no", None: "remat-mute"}[choice.fits]
     buttons = ""
     if live:
@@ -161,7 +160,6 @@ def _change(row: answer.Offered, live: bool) -> str:
             f'{named.format("Try")} {KEYS}>Try</button> <button type="button" data-diff="{key}" data-at="{at}" '
             f'aria-expanded="false" {named.format("Diff of")} {KEYS}>Diff</button></td>'
         )
-    text = what or choice.what
     return (
         f'<tr data-row="{key}" data-at="{at}">'
         f'<td><div class="remat-clip" title="{escape(text)}"><span>{_with_code(text)}</span></div></td>'
@@ -205,12 +203,13 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
         said = f'<span class="{kind}">{escape(how)}: {fmt.nbytes(choice.needed_bytes)}, {fits}</span>'
     verified = (edit.verified and _mute("verified by tracing it")) or ""
     apply = ""
-    if can_apply:
-        of = f'data-diff-of="{html.escape(choice.policy)}" data-at="{html.escape(choice.at)}"'
+    if can_apply and not choice.donate:  # which is up to whoever compiles it
+        of = f'data-diff-of="{html.escape(choice.key)}" data-at="{html.escape(choice.at)}"'
         apply = f'<button type="button" data-action="apply" {of} {KEYS}>Apply</button> '
     close = f'<button type="button" data-action="close-diff" {KEYS}>Close</button>'
     sentences = [] if edit.verified else edit_sentences(edit)
-    remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in [*sentences, *unnamed_sentences(edit)])
+    told = filter(None, [choice.caution, *sentences, *unnamed_sentences(edit)])
+    remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
     diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
         f'<div class="remat-diff-head"><b>{_with_code(choice.what)}</b> {said} {verified}'
@@ -235,7 +234,7 @@ def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
         known = choice.needed_bytes is not None and not choice.unusable
         told.append(
             {
-                "policy": choice.policy,
+                "policy": choice.key,
                 "at": choice.at,
                 "what": choice.what,
                 "needed": fmt.nbytes(choice.needed_bytes or 0) if known else "",

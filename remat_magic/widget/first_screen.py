@@ -95,7 +95,7 @@ class FirstScreen(Panel):
     def _how(self, choice: FitChoice) -> str:
         """What the compiler says besides, or how to ask it."""
         if choice.compiled:
-            measured = self._live.measured(choice.policy, choice.at)
+            measured = self._live.measured(choice.key, choice.at)
             told = views.compilers_remarks(measured) if measured is not None else ""
             return f'<span class="remat-mute">{fmt.escape(told)}</span>' if told else ""
         if not self._live.is_device:

@@ -48,7 +48,7 @@ class LiveTrace:
         self.device = _memory_called(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self._policies: dict[str, Policy] = {}
-        self._offered: dict[str, Plan] = {}
+        self._offered: dict[str, Plan | FitChoice] = {}
         self._lock = threading.Lock()
         self._measured: dict[tuple[str, str, str], Measurement] = {}
         self.on_compiled: list[Callable[[Measurement], None]] = []  # told of what has its memory over time
@@ -93,13 +93,14 @@ class LiveTrace:
         """Let the panels know what was found out of the chosen device."""
         as_written, *tried = map(self.told, (fit.as_written, *fit.tried))
         self.fit = fit = replace(fit, as_written=as_written, tried=tuple(tried))
-        self.offer({choice.policy: choice.plan for choice in fit.tried if choice.plan is not None})
+        self.offer({choice.key: choice for choice in fit.tried if choice.donate})
+        self.offer({choice.key: choice.plan for choice in fit.tried if choice.plan and not choice.donate})
         for tell in self.on_fit:
             tell(fit)
 
     def told(self, choice: FitChoice) -> FitChoice:
         """A choice with what the compiler for the chosen device said of it, if it was asked."""
-        measured = self.measured(choice.policy, choice.at)
+        measured = self.measured(choice.key, choice.at)
         if measured is not None and measured.needed_bytes is not None and measured.effort == "full":
             needed = measured.needed_bytes
             choice = replace(choice, needed_bytes=needed, needed_low=needed, needed_high=needed, compiled=True)
@@ -108,10 +109,7 @@ class LiveTrace:
     def choice_of(self, report: Report) -> FitChoice:
         """A choice by its report on the chosen device, as it is known by now."""
         for choice in (self.fit.as_written, *self.fit.tried) if self.fit else ():
-            if (choice.policy, choice.at) == (
-                report.policy,
-                report.at,
-            ) or choice.policy == report.policy == "as_written":
+            if choice.key == report.policy and (choice.at == report.at or choice.key == "as_written"):
                 return choice
         peaks = report.peak_bytes, report.peak_low, report.peak_high
         return self.told(FitChoice(report.label, report.policy, report.at, *peaks, None))
@@ -154,10 +152,15 @@ class LiveTrace:
                 self._policies[report.policy] = policy
         return report
 
-    def offer(self, plans: Mapping[str, Plan]) -> None:
-        """Let keys stand for plans, so that these can be chosen by them."""
+    def donating(self, key: str) -> FitChoice | None:
+        """What donates besides, if a shown key stands for such a choice."""
+        choice = self.policy(key)
+        return choice if isinstance(choice, FitChoice) else None
+
+    def offer(self, choices: Mapping[str, Plan] | Mapping[str, FitChoice]) -> None:
+        """Let keys stand for plans and choices, so that these can be chosen by them."""
         with self._lock:
-            self._offered |= plans
+            self._offered |= choices
 
     def measurements(self) -> dict[tuple[str, str, str], Measurement]:
         """What was measured, or compiled, by policy, place and the chosen device."""

@@ -268,7 +268,9 @@ class LiveView(Channel):
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
         status = f"{instead}; {applying}" if self._can_apply else instead
-        return self._rendered.view(report, meanings, status, report.policy in plans)
+        if donating := self._live.donating(report.policy):
+            meanings[report.policy] = donating.caution
+        return self._rendered.view(report, meanings, status, report.policy in plans or donating is not None)
 
     def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
         """Show a report, unless what is rendered has come to be of another trace than it is."""

@@ -69,7 +69,7 @@ class Rendered:
             report: the report.
             meanings: one-line explanations by policy.
             unpasted: what to say where there is no code to paste.
-            planned: whether it is of a plan.
+            planned: whether it is for its place alone, as a plan is.
         """
         key = (report.policy, report.at)
         view = self._views.get(key)

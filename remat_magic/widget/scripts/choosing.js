@@ -103,7 +103,7 @@ export function choiceList(widget, which) {
     const tried = [...store.figures.values()];
     return [...select.options].map(({ value, text }) => {
       const best = tried.find((figures) => figures.at === value && figures.policy !== "as_written" && !figures.error);
-      const error = planned && planned !== value ? `The plan that is chosen is made for ${planned}: choose another policy first.` : "";
+      const error = planned && planned !== value ? `What is chosen is made for ${planned}: choose another policy first.` : "";
       return {
         keys: [value],
         labels: [text],

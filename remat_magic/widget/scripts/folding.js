@@ -67,11 +67,6 @@ export function folding(widget) {
   sizes.observe(root);
 
   return {
-    show(view) {
-      one(".remat-meaning").title = view.meaning; // which is cut off too, until More is unfolded
-      // Once there is something to paste or to apply its line stays: what is below would jump from choice to choice.
-      if (view.code || view.planned) one(".remat-code").classList.remove("remat-optional");
-    },
     actions: {
       more(button) {
         remember("more", !isOpen(button));

@@ -14,7 +14,7 @@
  * @property {string} meaning what the policy does, one line
  * @property {string} code
  * @property {string} unpasted what to say where there is no code
- * @property {boolean} planned whether it is of a plan
+ * @property {boolean} planned whether it is for its place alone, as a plan is
  * @property {Record<string, string>} parts HTML by the name of the part
  * @property {Record<string, number | null>} counts by the name of the tab
  * @property {Record<string, string>} names
