@@ -24,8 +24,9 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax, devices
 from remat_magic.measuring import elsewhere
-from remat_magic.records import Collective, FitChoice, RematError, Report
-from remat_magic.views.fits import estimate_text, fits_html, fits_text
+from remat_magic.records import Collective, FitChoice, RematError
+from remat_magic.views import answer
+from remat_magic.views.fit import compilers_remarks
 from tests.pretend_compiler import NAMES, SIZES
 from tests.programs import f32
 
@@ -160,8 +161,7 @@ def test_what_fits_in_all_of_a_gpu_but_not_in_what_jax_takes_of_it(pretend, monk
     measured = trace.measure("none", device=H100)
     assert (measured.fits, measured.available_bytes, measured.memory_bytes) == (False, memory * 3 // 4, memory)
     assert measured.mend.startswith("With XLA_CLIENT_MEM_FRACTION=0.95, set before JAX starts, it would fit:")
-    assert measured.mend in fits_text(measured, None)
-    assert measured.mend in fits_html(measured, None)
+    assert measured.mend in compilers_remarks(measured)
     with monkeypatch.context() as here:  # a GPU that is here can give less than its data sheet says, of any share
         here.setattr(devices, "usable_bytes", lambda _: round(0.7 * memory))
         assert trace.measure("none", device=H100).mend == ""
@@ -291,11 +291,12 @@ def test_what_calls_back_into_python_is_told_so(pretend):
 
 @pytest.mark.parametrize(
     ("low", "high", "said"),
-    [(40, 60, "fits"), (40, 61, "may fit"), (60, 80, "may fit"), (61, 80, "does not fit")],
+    [(40, 60, "Fits"), (40, 61, "May fit"), (60, 80, "May fit"), (61, 80, "Does not fit")],
 )
 def test_by_estimate_only_what_the_whole_range_does_is_said(low, high, said):
-    report = Report("none", "function", peak_bytes=60, peak_low=low, peak_high=high)
-    assert estimate_text(H100, report, 60).startswith(f"By estimate {said} {H100}: about 60 B ({low} to {high})")
+    choice = FitChoice("as written", "as_written", "", 60, low, high, None).within(60)
+    assert answer.verdict(choice, 60)[0] == said
+    assert answer.needed(choice) == f"about 60 B ({low} to {high})"
 
 
 def test_text_says_whether_it_fits(pretend, capsys):
@@ -305,11 +306,13 @@ def test_text_says_whether_it_fits(pretend, capsys):
     shell.push({"loss": loss, "ARGS": ARGS})
     shell.run_line_magic("remat", '--text --device "TPU v5e" loss(*ARGS)')
     said = capsys.readouterr().out
-    assert "policy as_written" in said
-    assert said.splitlines()[-1] == (
-        "fits TPU v5e: XLA needs 21 B of 16.9 GB. XLA computes 2 instructions again by itself. "
-        "Fully compiled in 1.50 s."
-    )
+    assert said.splitlines()[1] == "FITS  21 B of 16.9 GB, 16.9 GB left (compiled)"
+    assert len(said.splitlines()) <= 40
+    shell.run_line_magic("remat", '--text=full --device "TPU v5e" loss(*ARGS)')
+    whole = capsys.readouterr().out
+    assert whole.startswith(said.rpartition("More: ")[0])
+    assert all(part in whole for part in ("policy as_written", "Residuals (", "Forward jaxpr"))
+    assert "Forward jaxpr" not in said
 
 
 def sharded(mesh, kind="explicit"):
@@ -363,11 +366,9 @@ def test_a_program_on_a_mesh_is_compiled_for_as_many_devices(pretend, cache):
         measured = trace.measure("none", device=name)
         assert (measured.error, measured.devices, measured.device) == ("", 8, name)
         assert measured.collectives == (Collective("all-reduce", 3, 96),)
-        assert f"fits 8 {name}" in fits_text(measured, None)
-        assert "on each" in fits_text(measured, None)
+        assert not compilers_remarks(measured)
     alone = rm.trace(loss, *ARGS).measure("none", device=V5E)
     assert alone.devices == 1
-    assert "on each" not in fits_text(alone, None)
     step, args = sharded(abstract_mesh(8, 4))
     assert rm.trace(step, *args).measure("none", device=H100).devices == 32
     assert asked.read_text() == "8 v5e:2x4,8 v5p:2x2x2,8 tpu7x:2x2x1,8 1x1x8,1 v5e:1x1,32 1x4x8,"
@@ -386,7 +387,7 @@ def test_several_by_name_are_what_is_compiled_for(pretend, cache):
     for name in ("TPU v5p:2x2x4", "TPU v5e:4x4", "H100 SXM x16"):
         measured = trace.measure("none", device=name)
         assert (measured.error, measured.device, measured.devices, measured.devices_there) == ("", name, 16, 16)
-        assert fits_text(measured, None).startswith(f"fits {name}: XLA needs 16 B on each")
+        assert (measured.needed_bytes, compilers_remarks(measured)) == (16, "")
     for name, other in (("TPU v5e:2x4", "TPU v5e:4x4"), ("H100 SXM x8", "H100 SXM x16")):
         error = trace.measure("none", device=name).error
         assert error == f"the program is for a mesh of 16 devices, and {name} has 8: name as many, such as {other!r}."
@@ -394,10 +395,7 @@ def test_several_by_name_are_what_is_compiled_for(pretend, cache):
     assert alone.mesh_devices == 1
     measured = alone.measure("none", device="TPU v5e:2x4")
     assert (measured.devices, measured.devices_there) == (1, 8)
-    assert fits_text(measured, None) == (
-        "fits one device of TPU v5e:2x4: XLA needs 16 B. The program is on no mesh, and leaves the others idle. "
-        "Fully compiled in 1.50 s."
-    )
+    assert compilers_remarks(measured) == "The program is on no mesh, and leaves the other devices idle."
     assert asked.read_text() == "16 v5p:2x2x4,16 v5e:4x4,16 1x2x8,1 v5e:1x1,"
 
 

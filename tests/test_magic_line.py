@@ -38,7 +38,7 @@ def test_all_options_are_read():
         wrt=(0, "params"),
         args="a, b=-1",
         output="w",
-        text=True,
+        text="short",
         apply=True,
     )
 
@@ -85,6 +85,12 @@ def test_a_semicolon_is_no_part_of_the_call():
     assert read("f(x); ") == Options(expression="f(x)")
 
 
+def test_text_takes_its_value_after_an_equals_sign_alone():
+    assert read("--text=full f(x)") == Options(text="full", expression="f(x)")
+    assert read("--text full(x)") == Options(text="short", expression="full(x)")
+    assert read("--text -o w f(x)") == Options(text="short", output="w", expression="f(x)")
+
+
 @pytest.mark.parametrize(
     ("line", "mend"),
     [
@@ -96,7 +102,9 @@ def test_a_semicolon_is_no_part_of_the_call():
         ("--args f(a", "lacks its closing )"),
         ('--args "a b"', "would stand in the call's brackets"),
         ('--args "a)(b"', "would stand in the call's brackets"),
-        ("--text=1", "--text takes no value"),
+        ("--text=1", "--text takes short or full"),
+        ("--text= f(x)", "--text takes short or full"),
+        ("--text(f)(x)", "--text takes no value"),
         ("-o 1x", "the name of a variable"),
         ("-o class", "the name of a variable"),
         ('--wrt "x y"', "0,2 or params"),
@@ -138,6 +146,8 @@ def test_completion_of_values(cells, engine):
     assert complete(cells.shell, "%remat --policy dots_s") == ["dots_saveable"]
     assert complete(cells.shell, "%remat -p=checkpoint_dots_") == ["checkpoint_dots_with_no_batch_dims"]
     assert "nothing_saveable" in complete(cells.shell, "%%remat --policy ")
+    assert complete(cells.shell, "%%remat --text=") == ["full"]
+    assert complete(cells.shell, "%%remat --text fu") != ["full"]
     assert complete(cells.shell, "%%remat --site ") == ["function", "sites"]
     assert complete(cells.shell, "%%remat --names sa") == ["save="]
     cells.ok("%%remat", "(lambda x: x)(1.0)")

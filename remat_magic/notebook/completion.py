@@ -39,7 +39,9 @@ def _open_option(parser: argparse.ArgumentParser, before: str) -> re.Match[str] 
     """The option whose value the cursor stands in."""
     after = _AFTER_OPTION.fullmatch(before)
     action = option_actions(parser).get(after["option"]) if after else None
-    return after if action is not None and action.nargs != 0 else None
+    if after is None or action is None or action.nargs == 0:
+        return None
+    return after if action.nargs != "?" or before[after.end("option")] == "=" else None
 
 
 def _candidates(
@@ -59,6 +61,8 @@ def _candidates(
             return names if re.search(r"[=,]$", value) else {*names, *(f"{kind}=" for kind in NAME_KINDS)}
         case "at":
             return ("function", "sites", *session.sites)
+        case "text":
+            return ("full",)
         case "gradient":
             return ("none", *session.gradients)
         case _:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from remat_magic import api, devices, policies
+from remat_magic import api, devices, policies, units
 from remat_magic.meshes import mesh
 from remat_magic.notebook.callee import Callee
 from remat_magic.notebook.line import Options
@@ -85,7 +85,7 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     """
     policy = policies.resolve(options.policy or "as_written", trace.names, namespace, trace.function_name)
     device = named_device(options.device)
-    if device:
+    if device and not units.is_bytes(device):
         devices.get(device).check_mesh(trace.mesh_devices)
     trace.preview(policy.key, options.at, namespace)
     # What a gradient inside is given is computed on the way; a step is given what the call gives it.
@@ -94,13 +94,16 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
 
 
 def named_device(name: str | None) -> str | None:
-    """The name of the accelerator that a line asks for; empty for the machine itself, which is measured elsewhere.
+    """The name of the accelerator that a line asks for, or so many bytes; empty for the machine itself.
 
     Raises:
-        RematError: there is none of this name.
+        RematError: there is none of this name, and it is no number of bytes.
     """
     if name is None:
         return None
+    if units.is_bytes(name):
+        units.parse_bytes(name, "--device")
+        return name.strip()
     if name.strip().casefold() == devices.THIS_CPU.casefold():
         return ""
     return devices.get(name).name

@@ -14,6 +14,7 @@ import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from IPython.core.error import UsageError
 
@@ -41,7 +42,7 @@ class Options:
     mesh: str | None = None
     args: str | None = None
     output: str | None = None
-    text: bool = False
+    text: Literal["", "short", "full"] = ""
     apply: bool = False
     expression: str | None = None
 
@@ -92,8 +93,9 @@ def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[argparse.
         if name not in actions:
             raise UsageError(f"%remat has no option {name}{_nearest(name, actions)}; `%remat?` lists them.")
         position = option.end()
-        if actions[name].nargs == 0:
-            if line[position : position + 1].strip():
+        action, follows = actions[name], line[position : position + 1]
+        if action.nargs == 0 or (action.nargs == "?" and follows != "="):
+            if follows.strip():
                 raise UsageError(f"{name} takes no value: put a space after it.")
             argv.append(name)
         else:
@@ -102,6 +104,8 @@ def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[argparse.
             elif line[position : position + 1].strip():
                 raise UsageError(f"put a space or = between {name} and its value.")
             value, position = _word(line, _skip_spaces(line, position), name)
+            if action.choices is not None and value not in action.choices:
+                raise UsageError(f"{name} takes {' or '.join(action.choices)}, not `{value}`.")
             argv.append(f"{name}={value}")
         position = _skip_spaces(line, position)
     return parser.parse_args(argv), line[position:].strip()

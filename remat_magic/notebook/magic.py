@@ -116,7 +116,16 @@ class RematMagics(Magics):
         help="""Keep the widget in this variable: VAR.report is what is shown, VAR.function the function with the
         chosen policy.""",
     )
-    @argument("--text", action="store_true", help="Print text instead of showing a widget.")
+    @argument(
+        "--text",
+        nargs="?",
+        const="short",
+        default="",
+        choices=["short", "full"],
+        metavar="full",
+        help="""Print text instead of showing a widget: with a device whether it fits and what to change, else what is
+        saved. --text=full prints every value and both jaxprs besides.""",
+    )
     @argument(
         "--apply",
         action="store_true",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remat_magic import devices
 from remat_magic.records import RematError
 from remat_magic.wording import printable
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from remat_magic.notebook.inspection import Inspection
     from remat_magic.notebook.line import Options
     from remat_magic.notebook.rebinding import Rebinding
-    from remat_magic.records import Report
     from remat_magic.widget import RematWidget
 
 
@@ -66,8 +63,9 @@ class Session:
         Raises:
             RematError: the function cannot be reported on under this policy.
         """
+        whole = options.text == "full"
         if options.text and options.output is None and not options.apply:
-            return self._print(inspection)
+            return self._print(inspection, whole)
         from remat_magic.widget import RematWidget
 
         def function(widget: RematWidget) -> Callable[..., Any]:
@@ -86,7 +84,7 @@ class Session:
             device=inspection.device,
         )
         if options.text:  # first: what fails, fails before anything has changed
-            self._print(inspection)
+            self._print(inspection, whole)
         if options.output is not None:
             self.namespace[options.output] = widget
         if options.apply and rebinding is not None:
@@ -107,34 +105,16 @@ class Session:
         if idle is not None:
             idle.soon(apply)
 
-    def _print(self, inspection: Inspection) -> None:
-        from rich.console import Console
+    def _print(self, inspection: Inspection, whole: bool) -> None:
+        """Print the answer, and all of the report too if ``whole``."""
+        from remat_magic.views.text import render
+        from remat_magic.widget.live_text import answer, shown
+        from remat_magic.widget.live_trace import LiveTrace
 
-        from remat_magic.views import text
-
-        name = inspection.device
-        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=name or None)
-        title = " ".join(filter(None, [inspection.title, f"Peaks are as on {name}." if name else ""]))
-        if title:
-            print(printable(title))  # noqa: T201
-        if sys.stdout.isatty():
-            Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
-        else:  # a notebook or a pipe, which tells no width
-            print(text.plain(report), end="")  # noqa: T201
-        if name:
-            print(printable(self._fits(inspection, report, devices.get(name))))  # noqa: T201
-
-    def _fits(self, inspection: Inspection, report: Report, device: devices.Device) -> str:
-        """Whether it fits a device by its compiler, or by estimate and why no compiler says it."""
-        from remat_magic.views.fits import estimate_text, fits_text
-
-        usable = devices.usable_bytes(device)
-        if not device.compiles_here:
-            return f"{estimate_text(device.name, report, usable)} {device.why_not}"
-        try:
-            measured = inspection.trace.measure(
-                inspection.policy, inspection.at, namespace=self.namespace, device=device
-            )
-        except RematError as error:  # the report stands all the same
-            return f"{estimate_text(device.name, report, usable)} {error}"
-        return fits_text(measured, usable)
+        live = LiveTrace(inspection.trace, self.namespace, device=inspection.device)
+        report = live.trace.report(inspection.policy, inspection.at, self.namespace, device=live.like)
+        if live.device or not whole:
+            shown(answer(live, report, inspection.title))
+        if whole:
+            peaks = f"Peaks are as on {live.like}." if live.like else inspection.title
+            shown(render(report, peaks))

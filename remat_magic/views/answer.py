@@ -10,30 +10,16 @@ from dataclasses import dataclass
 from remat_magic.records import Fit, FitChoice, LiveKind, LiveValue, Note, Report, SourceSpan, Timeline
 from remat_magic.views import format as fmt
 
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``word`` says whether it fits, ``needed`` how much it needs, ``how`` where that is from.
-
-    ``fits`` is the record's; ``how`` is empty for an estimate.
-    """
-
-    fits: bool | None
-    word: str
-    needed: str
-    how: str
+WORDS = {True: "Fits", False: "Does not fit", None: "May fit"}
 
 
-def verdict(fit: Fit) -> Verdict:
-    """Whether the program fits as it is written."""
-    needed, capacity, how = fit.needed_bytes, fit.capacity_bytes, "compiled" if fit.compiled else ""
-    if needed is None:
-        return Verdict(None, "Not known", f"how much it needs of {fmt.nbytes(capacity)}", fit.as_written.unusable)
-    about = f"{_about(fit.as_written)} needed"
-    if fit.fits is None:
-        return Verdict(None, "May fit", f"{about} of {fmt.nbytes(capacity)}", how)
-    rest = f"{fmt.nbytes(abs(capacity - needed))} {'left' if fit.fits else 'too much'}"
-    return Verdict(fit.fits, "Fits" if fit.fits else "Does not fit", f"{about}, {rest}", how)
+def verdict(choice: FitChoice, capacity: int) -> tuple[str, str]:
+    """Whether a choice fits, in a word or two; and what follows how much it needs."""
+    size, rest = fmt.nbytes(capacity), fmt.nbytes(abs(capacity - (choice.needed_bytes or 0)))
+    if choice.needed_bytes is None:
+        return "Not known", choice.unusable
+    said = {True: f"of {size}, {rest} left", False: f"needed, {rest} too much", None: f"needed, of {size}"}
+    return WORDS[choice.fits], said[choice.fits]
 
 
 def memory(fit: Fit) -> str:
@@ -145,7 +131,8 @@ def words(choice: FitChoice, in_time: bool = False) -> Offered:
         in_time: whether its cost is told in time, also where that is not known.
     """
     extra = "unknown" if in_time and choice.extra_time is None else cost(choice)
-    return Offered(choice, _about(choice, short=True), extra, fits(choice))
+    size = "unknown" if choice.needed_bytes is None else fmt.nbytes(choice.needed_bytes)
+    return Offered(choice, size, extra, fits(choice))
 
 
 def what_to_do(fit: Fit) -> str:
@@ -153,6 +140,8 @@ def what_to_do(fit: Fit) -> str:
     rows = offered(fit)
     if fit.fits:
         return "Takes less time, and fits too" if rows else "Nothing has to change."
+    if not fit.tried:
+        return ""
     if not rows:
         return "Nothing that was tried helps." if fit.progress.finished else "Nothing that helps is known yet."
     best = rows[0].choice.fits
@@ -196,9 +185,8 @@ def unfinished(fit: Fit) -> str:
     return f"Still looking: {progress.done:,} of {fmt.count(progress.total, 'choice')}."
 
 
-def _about(choice: FitChoice, short: bool = False) -> str:
-    if choice.needed_bytes is None:
-        return "unknown"
-    if short or choice.compiled:
-        return fmt.nbytes(choice.needed_bytes)
+def needed(choice: FitChoice) -> str:
+    """How much a choice needs: an estimate with its range."""
+    if choice.needed_bytes is None or choice.compiled:
+        return "" if choice.needed_bytes is None else fmt.nbytes(choice.needed_bytes)
     return fmt.about(choice.needed_bytes, choice.needed_low, choice.needed_high)

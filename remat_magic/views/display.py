@@ -12,6 +12,8 @@ from remat_magic.records import (
     Advice,
     Comparison,
     Edit,
+    Fit,
+    FitChoice,
     Places,
     Plan,
     Report,
@@ -19,14 +21,17 @@ from remat_magic.records import (
     Timeline,
     WhatIf,
 )
-from remat_magic.views import compare
+from remat_magic.views import answer, compare
 from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
 from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
+from remat_magic.views.fit import fit_html
+from remat_magic.views.fit_text import Answer
+from remat_magic.views.format import escape
 from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import plan_html, plan_rows, plan_sentences
 from remat_magic.views.tables import TOP_ROWS
-from remat_magic.views.text import Text, grid, printed, render
+from remat_magic.views.text import Text, grid, printed
 from remat_magic.views.timeline import held_rows, timeline_html
 from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
 from remat_magic.wording import one_line, printable
@@ -45,6 +50,10 @@ def html(record: Any) -> str:
             return static(edit_html(record, live=False))
         case Timeline():
             return static(timeline_html(record))
+        case Fit():
+            return static(fit_html(record))
+        case FitChoice():
+            return static(f'<pre style="font-family:monospace">{escape(text(record))}</pre>')
         case Comparison():
             return compare.comparison_html(record)
         case [WhatIf(), *_]:
@@ -66,8 +75,10 @@ def text(record: Any, width: int = 100) -> str:
 def renderable(record: Any) -> RenderableType:
     """The same for rich."""
     match record:
-        case Report():
-            return render(record)
+        case Report() | Fit():
+            return Answer(record)
+        case FitChoice():
+            return Group(Text(_choice(record)), Padding(Text(record.code), (0, 0, 0, 4)))
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():
@@ -92,6 +103,12 @@ def renderable(record: Any) -> RenderableType:
 
 def line(record: Any) -> str:
     """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
+    if isinstance(record, FitChoice):
+        return f"<FitChoice {_choice(record)}>"
+    if isinstance(record, Fit):
+        verdict, rest = answer.verdict(record.as_written, record.capacity_bytes)
+        of = one_line(f"{record.function or 'a function'} on {answer.memory(record)}", 100)
+        return f"<Fit of {of}: {verdict.lower()}, {answer.needed(record.as_written)} {rest}>"
     of = record.function or "a function"
     if isinstance(record, Comparison):
         kind, what = ("Places", "choices") if isinstance(record, Places) else ("Comparison", "policies")
@@ -112,6 +129,12 @@ def line(record: Any) -> str:
             return f"<Timeline of {under}: {fmt.nbytes(record.peak_bytes)} at the estimated peak>"
         case _:
             raise TypeError(record)
+
+
+def _choice(choice: FitChoice) -> str:
+    row = answer.words(choice)
+    fits = choice.unusable or row.fits
+    return one_line(f"{choice.what}: {row.needed} needed, {row.cost} {answer.cost_head([row])}, {fits}")
 
 
 _NOTHING = "There is nothing to show."

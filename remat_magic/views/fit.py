@@ -17,7 +17,7 @@ from remat_magic.views.totals import totals
 
 # So many lines of the source, and so many choices, are seen at first.
 TAKEN, CHANGES = 4, 4
-_VERDICTS = {True: ("Fits", "remat-yes"), False: ("Does not fit", "remat-no"), None: ("May fit", "remat-perhaps")}
+_KINDS = {True: "remat-yes", False: "remat-no", None: "remat-perhaps"}
 _CODE = re.compile(r"@[\w.]+|\b\w+_saveable\b|\boffload_\w+|(?<=\bon |\bof |\bat )[\w.<>\[\]:-]+")
 
 
@@ -41,13 +41,26 @@ def saves_html(report: Report) -> str:
     return f'<strong title="{figures["saved"].exact}">{saved}</strong> {" ".join(said)}'
 
 
-def answer_html(choice: FitChoice, fit: Fit | None, memory: tuple[str, int], report: Report, line: Timeline) -> str:
-    """All of it without a script; the arguments are those of the parts."""
-    changes = changes_html(fit, live=False) if fit is not None else ""
-    takes = "" if choice.fits else takes_html(line, report)
+def answer_html(fit: Fit) -> str:
+    """All of it without a script; ``fit`` is of what is shown."""
+    report, timeline = fit.report, fit.timeline
+    memory = (fit.device or fmt.nbytes(fit.capacity_bytes), fit.capacity_bytes)
+    bar = peak_bar_html(report, memory) if report else ""
+    takes = takes_html(timeline, report) if report and timeline and not fit.fits else ""
     return (
-        f'<div class="remat-verdict">{verdict_html(choice, fit, memory[1])}</div>{peak_bar_html(report, memory)}'
-        f'<div class="remat-two"><section>{takes}</section><section>{changes}</section></div>'
+        f'<div class="remat-verdict">{verdict_html(fit.as_written, fit, fit.capacity_bytes)}</div>{bar}<div '
+        f'class="remat-two"><section>{takes}</section><section>{changes_html(fit, live=False)}</section></div>'
+    )
+
+
+def fit_html(fit: Fit) -> str:
+    """The same under its heading, with the code of the best choice."""
+    name, of = answer.heading(fit)
+    rows = answer.offered(fit)
+    code = f"<p>{escape(rows[0].choice.what)}:</p><pre>{escape(rows[0].choice.code)}</pre>" if rows else ""
+    return (
+        f'<div class="remat-signature"><b>{escape(name)}</b> {_mute(", ".join(filter(None, [of, answer.memory(fit)])))}'
+        f"</div>{answer_html(fit)}{code if rows and rows[0].choice.code else ''}"
     )
 
 
@@ -60,23 +73,16 @@ def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "
         capacity: the bytes that are to be enough.
         how: HTML to follow who says so: how to ask the compiler.
     """
+    word, rest = answer.verdict(choice, capacity)
     if choice.needed_bytes is None:
-        return f'<strong class="remat-perhaps">Not known</strong> <span>{escape(choice.unusable)}</span>'
-    word, kind = _VERDICTS[choice.fits]
-    needed = fmt.nbytes(choice.needed_bytes)
+        return f'<strong class="remat-perhaps">{word}</strong> <span>{escape(rest)}</span>'
     about = "" if choice.compiled else "about "
-    size, rest = fmt.nbytes(capacity), fmt.nbytes(abs(capacity - choice.needed_bytes))
-    exact = f'title="{fmt.exact(choice.needed_bytes, "bytes")}"'
-    if choice.fits is False:
-        said = f"<b {exact}>{about}{needed}</b> needed, {rest} too much"
-    elif choice.fits:
-        said = f"<b {exact}>{about}{needed}</b> of {size}, {rest} left"
-    else:
-        said = f"<b {exact}>{about}{needed}</b> needed, of {size}"
+    exact = fmt.exact(choice.needed_bytes, "bytes")
+    said = f'<b title="{exact}">{about}{fmt.nbytes(choice.needed_bytes)}</b> {rest}'
     source = "compiled" if choice.compiled else "estimate"
     if not choice.compiled and choice.needed_low != choice.needed_high:
         source += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
-    parts = [f'<strong class="{kind}">{word}</strong>', f"<span>{said}</span>", _mute(source), how]
+    parts = [f'<strong class="{_KINDS[choice.fits]}">{word}</strong>', f"<span>{said}</span>", _mute(source), how]
     if fit is not None and _is_written(choice):
         parts += [_mute(sentence) for sentence in [_nothing(fit), answer.batch(fit)] if sentence]
     return " ".join(filter(None, parts))
@@ -126,7 +132,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
         all_of: how many choices there are to be seen elsewhere.
     """
     rows = answer.offered(fit)
-    if fit.fits and not rows:
+    if not fit.tried or (fit.fits and not rows):
         return ""
     head = answer.what_to_do(fit).rstrip(".") if fit.fits else "What to change"
     of = {"time": "percentages are of the step's time", "FLOPs": "percentages are of the step's FLOPs"}
@@ -195,12 +201,11 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
         memory: what it is to fit.
         can_apply: whether the choice can be bound to the function's name.
     """
-    word, kind = _VERDICTS[choice.fits]
     said = ""
     if choice.needed_bytes is not None:
         how = f"compiled for {memory}" if choice.compiled else f"by estimate on {memory}"
-        fits = f"it {word.lower()}"
-        said = f'<span class="{kind}">{escape(how)}: {fmt.nbytes(choice.needed_bytes)}, {fits}</span>'
+        fits = f"it {answer.WORDS[choice.fits].lower()}"
+        said = f'<span class="{_KINDS[choice.fits]}">{escape(how)}: {fmt.nbytes(choice.needed_bytes)}, {fits}</span>'
     verified = (edit.verified and _mute("verified by tracing it")) or ""
     apply = ""
     if can_apply and not choice.donate:  # which is up to whoever compiles it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views import format as fmt
@@ -113,23 +113,21 @@ def _chunks(jaxpr: Program) -> list[str]:
 def _live_chunks(jaxpr: Program) -> list[str]:
     """The same for the widget's script: with links, and long parameters folded."""
     places = len(jaxpr.lines) <= _PLACES_UP_TO
-    lines = jaxpr.lines
-    indents = [len(line.text) - len(line.text.lstrip()) for line in lines]
-    pieces, at = list[str](), 0
-    while at < len(lines):
-        line, end = lines[at], _fold(lines, indents, at)
-        if end > at:
+    pieces = list[str]()
+    for line, *folded in folded_lines(jaxpr.lines):
+        if folded:
             what = f"parameters of {line.primitive}" if line.primitive else "arguments"
-            inside = "".join(f"\n{_text(inner, inner.text)}" for inner in lines[at + 1 : end])
+            *inner_lines, last = folded
+            inside = "".join(f"\n{_text(inner, inner.text)}" for inner in inner_lines)
+            indent = " " * _indent(last)
             content = (
                 f"{_text(line, line.text)}{_button(f'Unfold the {what}')}"
-                f'<span class="remat-more" hidden>{inside}\n{" " * indents[end]}</span>'
-                f"{_text(lines[end], lines[end].text.lstrip())}"
+                f'<span class="remat-more" hidden>{inside}\n{indent}</span>'
+                f"{_text(last, last.text.lstrip())}"
             )
         else:
             content = _text(line, line.text)
         pieces.append(_line(line, content, places, live=True))
-        at = end + 1
     return ["".join(pieces[start : start + _CHUNK]) for start in range(0, len(pieces), _CHUNK)]
 
 
@@ -139,6 +137,19 @@ def _button(label: str) -> str:
         '<button type="button" class="remat-fold" tabindex="-1" aria-expanded="false" '
         f'aria-label="{escape(label)}"></button>'
     )
+
+
+def folded_lines(lines: Sequence[ProgramLine]) -> Iterator[Sequence[ProgramLine]]:
+    """Each line of a jaxpr; with it those up to its end, where it is an equation with long parameters."""
+    indents, at = list(map(_indent, lines)), 0
+    while at < len(lines):
+        end = _fold(lines, indents, at) + 1
+        yield lines[at:end]
+        at = end
+
+
+def _indent(line: ProgramLine) -> int:
+    return len(line.text) - len(line.text.lstrip())
 
 
 def _fold(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -12,6 +14,8 @@ from rich.table import Table
 
 from remat_magic.records import TEXTLESS, Equation, Program, Report, Residual
 from remat_magic.views import format as fmt
+from remat_magic.views.answer import notes, place_words
+from remat_magic.views.jaxpr_text import folded_lines
 from remat_magic.views.rows import (
     ResidualRow,
     made_by,
@@ -26,8 +30,7 @@ from remat_magic.wording import printable
 
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
-_LAID_OUT = 500  # equations: some 20 ms
-_NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound")
+_NUMBERS = ("Size", "Cost", "Runs", "Saved", "Recomputed", "Needed", "Extra time", "Extra FLOPs")
 
 _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
 
@@ -55,44 +58,34 @@ class Text(rich.text.Text):
         return super().append(printable(text) if isinstance(text, str) else text, style)
 
 
+@dataclass(frozen=True)
 class _View:
     """What ``render`` returns: it fits itself to the console that prints it."""
 
-    def __init__(self, report: Report, title: str, lay_out: bool = True) -> None:
-        self.report, self.title, self.lay_out = report, title, lay_out
+    report: Report
+    title: str
+    folded: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
             yield Text(self.title)
-        yield from _parts(self.report, self.lay_out)
+        yield from _parts(self.report, self.folded)
 
 
-def render(report: Report, title: str = "") -> _View:
-    """The report as a rich renderable.
+def render(report: Report, title: str = "", folded: bool = False) -> _View:
+    """The whole report as a rich renderable.
 
     Args:
         report: what to show.
         title: a line to put before everything, of how the report came about.
+        folded: whether the parameters of operations are left out of the jaxprs where they take lines of their own.
     """
-    return _View(report, title)
+    return _View(report, title, folded)
 
 
-def plain(
-    report: Report, width: int = 100, title: str = "", lay_out: bool = True, most_lines: int | None = None
-) -> str:
-    """The report as text without colours, no line longer than ``width`` columns.
-
-    Args:
-        report: what to show.
-        width: columns.
-        title: a line to put before everything.
-        lay_out: whether large jaxprs whose text nobody has asked for yet are printed too, and not counted only.
-        most_lines: how many lines it may have; the others are counted. Default: any number.
-    """
-    lines = printed(_View(report, title, lay_out), width).splitlines(keepends=True)
-    if most_lines is None or len(lines) <= most_lines:
-        return "".join(lines)
-    return f"{''.join(lines[:most_lines])}\n… {len(lines) - most_lines:,} more lines; run the cell for all\n"
+def plain(report: Report, width: int = 100, title: str = "") -> str:
+    """The whole report as text without colours, no line longer than ``width`` columns; arguments as for ``render``."""
+    return printed(render(report, title), width)
 
 
 def printed(shown: RenderableType, width: int) -> str:
@@ -104,21 +97,18 @@ def printed(shown: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, lay_out: bool) -> Iterator[rich.text.Text | Table]:
+def _parts(report: Report, folded: bool) -> Iterator[rich.text.Text | Table]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
-    at = f" at {report.at}" if report.at and report.at != "function" else ""
-    yield Text.assemble("policy ", (report.label, "bold"), at)
+    yield Text.assemble("policy ", (report.label, "bold"), place_words(report.at))
     yield Text()
-    yield _totals(report)
-    sentences = [*filter(None, [report.backward_error]), *report.notes]
-    sentences += uncounted(report)
-    if sentences:
-        notes = grid()
+    yield totals_table(report)
+    if sentences := [*notes(report), *uncounted(report)]:
+        table = grid()
         for sentence in sentences:
-            notes.add_row(Text("!", style="yellow"), Text(sentence))
-        yield notes
+            table.add_row(Text("!", style="yellow"), Text(sentence))
+        yield table
     if report.code:
         yield Text()
         yield Text(report.code, style="bold")
@@ -135,15 +125,13 @@ def _parts(report: Report, lay_out: bool) -> Iterator[rich.text.Text | Table]:
         yield _heading(f"Checkpoint sites ({len(report.sites)})")
         yield _sites(report)
     for title, jaxpr in (("Forward", report.forward), ("Backward", report.backward)):
-        left_out = jaxpr.textless or (not (lay_out or jaxpr.laid_out) and jaxpr.equations > _LAID_OUT)
-        if left_out or jaxpr.lines:
+        if jaxpr.textless or jaxpr.lines:
             yield Text()
             yield _heading(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}")
-            if left_out:
-                where = f"In Python it is report.{title.lower()}.text."
-                yield Text(f"Not here: {TEXTLESS}" if jaxpr.textless else where, "dim")
+            if jaxpr.textless:
+                yield Text(f"Not here: {TEXTLESS}", "dim")
             else:
-                yield from _jaxpr(jaxpr)
+                yield from _jaxpr(jaxpr, folded)
 
 
 def _heading(text: str) -> Text:
@@ -159,7 +147,8 @@ def grid(*columns: str) -> Table:
     return table
 
 
-def _totals(report: Report) -> Table:
+def totals_table(report: Report) -> Table:
+    """The headline's numbers, and whose they are."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
@@ -175,11 +164,13 @@ def _cell(*lines: str) -> Text:
     return Text("\n".join(filter(None, lines)), overflow="fold")
 
 
-def _what(label: str, name: str) -> str:
+def what_text(label: str, name: str) -> str:
+    """What made a value, with its checkpoint name."""
     return f"{label} named {name!r}" if name else label
 
 
-def _source(of: Residual | Equation) -> Sequence[str]:
+def source_words(of: Residual | Equation) -> Sequence[str]:
+    """The line of the source, that of a library that it called, and the loops around; empty where there is none."""
     source = f"{fmt.location(of.source)} {of.source.expression}".rstrip() if of.source else ""
     return (source, made_by(of.library), f"in {place(of.path)}" if of.path else "")
 
@@ -197,11 +188,11 @@ def _residuals(report: Report) -> Table:
     for row in residual_rows(report):
         size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
         type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
-        what = _what(row.label, row.name)
+        what = what_text(row.label, row.name)
         what = f"{row.kind} {what}" if what != row.kind else what
         others = (f"or {other}" for other in row.also)
         readers = _readers(row, report.complete)
-        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *_source(row.first), readers))
+        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *source_words(row.first), readers))
     return table
 
 
@@ -209,8 +200,8 @@ def _recomputed(report: Report) -> Table:
     table = grid("Cost", "Runs", "What")
     for row in recomputed_rows(report):
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
-        what = f"{row.kind[0].upper()} {row.kind} {_what(row.primitive, row.name)}"
-        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *_source(row.first)))
+        what = f"{row.kind[0].upper()} {row.kind} {what_text(row.primitive, row.name)}"
+        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *source_words(row.first)))
     return table
 
 
@@ -223,16 +214,21 @@ def _sites(report: Report) -> Table:
     return table
 
 
-def _jaxpr(jaxpr: Program) -> Iterator[Text | Table]:
+def _jaxpr(jaxpr: Program, folded: bool) -> Iterator[Text | Table]:
     table = grid()
-    for line in jaxpr.lines[:_JAXPR_LINES]:
+    parts = folded_lines(jaxpr.lines) if folded else ((line,) for line in jaxpr.lines)
+    lines = list(itertools.islice(parts, _JAXPR_LINES))
+    for line, *inside in lines:
         letter, style = _MARKS[line.recomputation]
         # Indentation is structure here; a wrapped table cell would drop it.
         text = Text(line.text, style=style, overflow="fold")
+        if inside:
+            text.append(f"…{inside[-1].text.lstrip()}")
+            line = replace(line, residuals=(*line.residuals, *inside[-1].residuals))
         if line.residuals:
             text.highlight_regex(residual_words(line), "bold underline")
         table.add_row(Text(letter, style=f"bold {style}"), text)
     yield table
-    hidden = len(jaxpr.lines) - _JAXPR_LINES
+    hidden = len(jaxpr.lines) - sum(map(len, lines))
     if hidden > 0:
         yield Text(f"… {hidden:,} more lines; all of them are in report.forward.text and report.backward.text", "dim")

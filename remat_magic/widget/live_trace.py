@@ -10,6 +10,7 @@ from typing import Any
 from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Fit, FitChoice, Measurement, Plan, RematError, Report
+from remat_magic.views.fit import compilers_remarks
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments to run on."""
@@ -31,6 +32,7 @@ class LiveTrace:
     Attributes:
         device: what is to be fitted, and later what the reader chose: by default the accelerator that is here, empty
             for a machine without, or with one that is not known.
+        is_asked_for: whether anything was said of it.
         fit: whether the function fits it, as far as that is known; None before anything is.
     """
 
@@ -45,6 +47,7 @@ class LiveTrace:
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
         here = devices.accelerator() if device is None and trace is not None else None
+        self.is_asked_for = device is not None
         self.device = _memory_called(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self._policies: dict[str, Policy] = {}
@@ -113,6 +116,48 @@ class LiveTrace:
                 return choice
         peaks = report.peak_bytes, report.peak_low, report.peak_high
         return self.told(FitChoice(report.label, report.policy, report.at, *peaks, None))
+
+    def answer(self, report: Report) -> Fit | None:
+        """Whether the choice of a report fits, and what to change, as known by now; None where nothing is chosen."""
+        if self.closed or not self.capacity or report.peak_bytes is None:
+            return None
+        arguments = self.arguments(report.policy, report.at)
+        on_device = self.trace.report(*arguments, device=self.like)
+        device = self.device if self.is_device else ""
+        blank = Fit(report.function, device, self.capacity, self.choice_of(on_device))
+        fit = self.fit or blank
+        return replace(
+            fit,
+            as_written=blank.as_written,
+            report=on_device,
+            timeline=self.trace.timeline(*arguments, device=self.like),
+        )
+
+    def find_out(self, report: Report) -> list[str]:
+        """Look for what fits now, and ask the compiler about the choice that a report is of.
+
+        Returns:
+            Sentences on what the compiler says besides, or why it was not asked.
+        """
+        try:
+            for fit in self.trace.fitting(self.device):
+                self.show_fit(fit)
+        except KeyboardInterrupt:  # what is known by then is an answer
+            if self.fit is None:
+                raise
+            self.show_fit(replace(self.fit, progress=replace(self.fit.progress, cancelled=True)))
+        device = devices.get(self.device) if self.is_device else None
+        if device is None or not device.compiles_here:
+            return [device.why_not] if device else []
+        policy, at, namespace = self.arguments(report.policy, report.at)
+        try:
+            measured = self.trace.measure(policy, at, namespace=namespace, device=device)
+        except RematError as error:  # the estimate stands all the same
+            return [str(error)]
+        self.add_measured(self.device, [measured])
+        if self.fit is not None:
+            self.show_fit(self.fit)
+        return list(filter(None, [measured.error or compilers_remarks(measured)]))
 
     @property
     def closed(self) -> bool:

@@ -11,9 +11,11 @@ from typing import Any
 from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.records import Report
-from remat_magic.views import html, rows, text
+from remat_magic.views import html, rows
 from remat_magic.views.fit import answer_html, saves_html
+from remat_magic.views.fit_text import IN_CELL, Answer
 from remat_magic.views.headline import line_html, notes_html
+from remat_magic.views.text import printed
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -21,7 +23,6 @@ _Key = tuple[str, str]
 
 # What a notebook keeps for each cell, as HTML and as text.
 MOST_BYTES = 60_000
-_TEXT_LINES = 100
 
 
 def today() -> date:
@@ -136,37 +137,23 @@ class Rendered:
         With the peaks of the chosen device, as the widget shows them. ``twin`` is what the widget knows it by.
         """
         device = self._device
-        on_device, title = self.on_device(report)
+        on_device = self._on(report, device)
         with self._lock:
             own = (device.name if device else "", report.policy, report.at)
             others = [row for key, row in self._others.items() if key[0] == own[0] and key != own]
-        plain = text.plain(on_device, title=title, lay_out=False, most_lines=_TEXT_LINES)
+        fit = self._live.answer(report) if self._live and report.complete else None
+        plain = printed(Answer(fit or on_device, self._title, IN_CELL), 100)
         kept = html.kept_html(
             on_device,
             others,
             title=self._title,
             remark=_saved(self._live.device if self._live else ""),
             twin=twin,
-            answer=self._answer(on_device),
+            answer="" if fit is None else answer_html(fit),
             step=self._live.trace.step_name if self._live else "",
             most=MOST_BYTES - len(plain.encode()),
         )
         return {"text/html": kept, "text/plain": plain}
-
-    def _answer(self, report: Report) -> str:
-        """Whether a report's choice fits what is chosen; empty where nothing is, or nothing can be said."""
-        live = self._live
-        if live is None or not live.device or not report.complete or report.peak_bytes is None:
-            return ""
-        timeline = live.trace.timeline(*live.arguments(report.policy, report.at), device=live.like)
-        return answer_html(live.choice_of(report), live.fit, (live.device, live.capacity), report, timeline)
-
-    def on_device(self, report: Report) -> tuple[Report, str]:
-        """A report as the widget shows it, on the chosen device, and the line before it."""
-        device = self._device
-        found = self._on(report, device)
-        title = " ".join(filter(None, (self._title, f"Peaks are as on {device.name}." if device else "")))
-        return found, title
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""

@@ -9,12 +9,11 @@ from typing import Any
 
 import traitlets
 from IPython.core.getipython import get_ipython
-from rich.console import Console
 
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Plan, Report
-from remat_magic.views import text
 from remat_magic.widget.idle import idle_time
+from remat_magic.widget.live_text import answer, shown
 from remat_magic.widget.live_trace import Inputs, LiveTrace
 from remat_magic.widget.live_view import LiveView
 from remat_magic.widget.panel import Panel, Request
@@ -221,8 +220,7 @@ class RematWidget(LiveView):
         if _kernel() is None:
             # After "Out[3]: ", which the terminal has written already.
             sys.stdout.write("\n")
-            report, title = self._rendered.on_device(self.report)
-            Console(file=sys.stdout, force_jupyter=False).print(text.render(report, title=title))
+            shown(answer(self._live, self.report, self._title))
             return
         self._kept.publish(shell, self._good)
         bundle = self._repr_mimebundle_()

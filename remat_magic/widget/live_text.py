@@ -1,0 +1,31 @@
+"""The answer where no browser is: what a terminal prints of an inspection."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console, RenderableType
+
+from remat_magic.records import Report
+from remat_magic.views.fit_text import IN_CELL, Answer, is_large
+from remat_magic.views.text import printed
+from remat_magic.widget.live_trace import LiveTrace
+
+
+def answer(live: LiveTrace, report: Report, title: str) -> Answer:
+    """Whether a choice fits and what to change, looked for now; or what it saves.
+
+    That is so where no device is chosen, and of a small function where nothing was said of one.
+    """
+    if not live.capacity or not (live.is_asked_for or is_large(report)):
+        return Answer(report, title, IN_CELL)
+    remarks = live.find_out(report)
+    return Answer(live.answer(report) or report, title, IN_CELL, remarks)
+
+
+def shown(part: RenderableType) -> None:
+    """Print something as wide as the terminal is, without colours where none is."""
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, force_jupyter=False).print(part)
+    else:  # a notebook or a pipe, which tells no width
+        sys.stdout.write(printed(part, 100))
