@@ -260,3 +260,17 @@ def test_an_elementwise_function_is_limited_by_memory():
 def test_no_backward_pass_is_not_complete():
     fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
     assert not times(rm.trace(fun, S(3)).report(), ROUND).complete
+
+
+@pytest.mark.parametrize("name", ["three_layers", "scanned_checkpoint", "conditional", "jitted_helper"])
+@pytest.mark.parametrize("policy", ["none", "nothing_saveable"])
+def test_the_moments_of_a_timeline_take_what_the_kernels_do(name, policy):
+    """Each has a part of its kernel: a kernel takes what limits all of it, and its parts what limits each."""
+    fun, args = PROGRAMS[name]
+    trace = rm.trace(fun, *args)
+    device = "H100 SXM"
+    timeline, whole = trace.timeline(policy, "function", device=device), times(trace.report(policy, "function"), device)
+    for half, takes in (("forward", whole.forward), ("backward", whole.backward)):
+        of_half = zip(timeline.moments, timeline.seconds, strict=True)
+        assert sum(takes for moment, takes in of_half if moment.half == half) == pytest.approx(takes, rel=0.25)
+    assert trace.timeline(policy, "function").seconds == ()

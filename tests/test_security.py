@@ -84,10 +84,11 @@ VOID = frozenset(("br", "input", "meta"))
 ATTRIBUTES = re.compile(
     r"class|id|style|title|for|name|type|value|max|min|step|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|selected|checked"
     r"|data-[a-z-]+|aria-[a-z]+|xmlns|viewbox|width|height|x|y|x1|x2|y1|y2|cx|cy|r|d|href|text-anchor|fill|stroke|stroke-dasharray|clip-path"
-    r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
+    r"|preserveaspectratio|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
-    r"((width|left): ?[\d.]+%|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
+    r"((width|left|bottom|margin-left): ?[\d.]+%|background:#[0-9a-f]{6}"
+    r"|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
     r"|white-space: ?pre|overflow: auto|(; ?))+"
 )
 

@@ -1,16 +1,23 @@
 """The pictures: well-formed, told in words too, true to their numbers, and safe whatever the records hold."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from html import unescape
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from remat_magic.records import ComparisonRow
+import remat_magic as rm
+from remat_magic.records import ComparisonRow, Life, LiveValue
 from remat_magic.views.pareto import pareto_svg
 from remat_magic.views.svg import ticks
-from remat_magic.views.timeline import timeline_html, timeline_svg
-from tests.plot_records import compiled, row, rows, timeline
+from remat_magic.views.timeline import COLUMNS, layers, timeline_html
+from tests.plot_records import row, rows, timeline
+from tests.programs import f32
+from tests.views_records import span
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -29,7 +36,6 @@ def classes(element):
 
 PICTURES = {
     "pareto": lambda: pareto_svg(rows(), "dots_saveable"),
-    "timeline": lambda: timeline_svg(timeline()),
     "one policy": lambda: pareto_svg((row("none", 5, 0, pareto=True),)),
     "no policy": lambda: pareto_svg(()),
 }
@@ -43,19 +49,8 @@ def test_pictures_are_xml_and_say_what_they_show(name):
     assert picture.get("viewBox")
 
 
-def test_pictures_of_one_page_do_not_share_names():
-    first, second = (parsed(timeline_svg(timeline(peak=peak))) for peak in (22, 30))
-    names = [{node.get("id") for node in picture.iter() if node.get("id")} for picture in (first, second)]
-    assert len(names[0]) == 2 + 2 + 3 + 1  # its words, patterns, areas, and what cuts them off
-    assert not names[0] & names[1]
-    for picture, own in zip((first, second), names, strict=True):
-        used = {node.get("fill")[5:-1] for node in picture.iter() if (node.get("fill") or "").startswith("url(#")}
-        used |= {node.get("href")[1:] for node in picture.iter(f"{SVG}use")}
-        assert used < own
-
-
 def test_nothing_depends_on_colour_alone():
-    """The front by its shape, the areas by their patterns, the chosen one by a frame."""
+    """The front by its shape, the chosen one by a frame."""
     by_policy = points(parsed(pareto_svg(rows(), "dots_saveable")))
     for policy, point in by_policy.items():
         on_front = policy != "save_only_these_names('h')"
@@ -64,8 +59,6 @@ def test_nothing_depends_on_colour_alone():
         # Every point has a frame, which the style sheet shows on the pressed one alone.
         assert (point.get("aria-pressed") == "true") == (policy == "dots_saveable")
     assert ".remat-point:not([aria-pressed=true]) .remat-ring{display:none}" in pareto_svg(rows())
-    patterns = {node.get("fill") for node in parsed(timeline_svg(timeline())).iter() if node.get("fill")}
-    assert len(patterns) == 2
 
 
 # ------------------------------------------------------------------------------------------------------ memory and cost
@@ -134,12 +127,9 @@ def _labels_of(number):
     return _boxes(*of_points.values()), min(number, 8)
 
 
-@pytest.mark.parametrize("number", [2, 10, 40, "memory"])
+@pytest.mark.parametrize("number", [2, 10, 40])
 def test_labels_do_not_overlap(number):
-    if number == "memory":  # what the line is stands below the names of the passes, at the right
-        found, least = _boxes(parsed(timeline_svg(timeline(), compiled=compiled()))), 10
-    else:
-        found, least = _labels_of(number)
+    found, least = _labels_of(number)
     boxes = list(found)
     assert len(boxes) >= least
     for i, a in enumerate(boxes):
@@ -180,54 +170,129 @@ def test_what_is_left_out_is_counted():
 # ---------------------------------------------------------------------------------------------------- memory over time
 
 
-def _areas(picture):
-    outlines = {f"#{node.get('id')}": node.get("d") for node in picture.iter(f"{SVG}path") if node.get("id")}
-    return {node.get("class"): outlines[node.get("href")] for node in picture.iter(f"{SVG}use") if node.get("class")}
+def picture_of(html):
+    """The parts that are in a page of the picture of memory: its SVG, its table's rows, and what its script reads."""
+    rows = re.findall(r'<tr class="remat-row" data-layer="(\d+)".*?</tr>', html, re.DOTALL)
+    told = re.search(r'data-time="([^"]*)"', html)
+    return (
+        parsed(re.search(r"<svg.*?</svg>", html, re.DOTALL)[0]),
+        rows,
+        json.loads(unescape(told[1])) if told else None,
+    )
 
 
-def test_areas_stand_on_each_other():
-    areas = _areas(parsed(timeline_svg(timeline())))
-    assert set(areas) == {"remat-arguments", "remat-residuals", "remat-temporaries"}
-    edge = {name: re.findall(r"[ML]([\d.]+),([\d.]+)H", path) for name, path in areas.items()}
-    top = [edge["remat-arguments"][:50], edge["remat-residuals"][:50]]
-    bottom = [list(reversed(edge["remat-residuals"][50:])), list(reversed(edge["remat-temporaries"][50:]))]
-    for above, below in zip(top, bottom, strict=True):
-        assert [y for _, y in above] == [y for _, y in below]
+def net(w, x):
+    body = jax.checkpoint(lambda c, w: (jnp.sin(c @ w), None))
+    return jnp.sum(jax.lax.scan(body, jnp.cos(x @ w[0]), w)[0] ** 2)
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return rm.trace(net, f32(4, 32, 32), f32(16, 32)).timeline("dots_saveable", "function", device="TPU v5e")
+
+
+def test_the_layers_add_up_to_what_is_held_at_each_moment(traced):
+    """Those with a line are its own; at most twelve lines have a colour, and no two of them the same."""
+    found = layers(traced)
+    for number, moment in enumerate(traced.moments):
+        assert sum(layer.held[number] for layer in found) == moment.bytes
+    for layer in found:
+        first, end = layer.life
+        assert layer.held[first] > 0 < layer.held[end - 1]
+        assert not any((*layer.held[:first], *layer.held[end:]))
+    many = replace(
+        timeline(),
+        lives=tuple(
+            Life(number, 50, LiveValue("f32[9]", 90 + number, "residual", "sin", source=span(number + 1, "jnp.sin(x)")))
+            for number in range(30)
+        ),
+    )
+    lines = [layer for layer in layers(many) if layer.kind]
+    assert len({layer.colour for layer in lines}) == len(lines) == 12
+    rest = layers(many)[-1]
+    assert (rest.kind, rest.count, max(rest.held)) == ("", 18, sum(range(90, 108)))
+
+
+def test_time_has_its_true_part(traced):
+    """A scan is one of the moments, and most of the time."""
+    whole = sum(traced.seconds)
+    scans = sum(
+        seconds
+        for moment, seconds in zip(traced.moments, traced.seconds, strict=True)
+        if moment.primitive in ("scan", "while")
+    )
+    assert scans > 0.5 * whole
+    (*_, told) = picture_of(timeline_html(traced, live=True))
+    of_scans = sum(", scan" in said for said in told["said"])
+    assert of_scans / COLUMNS == pytest.approx(scans / whole, abs=0.02)
+    page = timeline_html(replace(traced, seconds=()))
+    assert "operations, one after another" in page
+    assert "estimated time" not in page
+
+
+def test_the_areas_are_as_high_as_the_bytes(traced):
+    picture, _, told = picture_of(timeline_html(traced, live=True))
+    most = ticks(traced.peak_bytes)[-1]
+    tops = [100.0] * COLUMNS
+    for path in picture.iter(f"{SVG}path"):
+        for outline in path.get("d").split("z")[:-1]:
+            x, y = map(float, re.match(r"M(\d+),([\d.]+)", outline).groups())
+            for letter, number in re.findall(r"([HV])([\d.]+)", outline):
+                if letter == "V":
+                    y = float(number)
+                elif float(number) > x:  # the upper edge is drawn first, from the left
+                    for column in range(int(x), int(float(number))):
+                        tops[column] = min(tops[column], y)
+                    x = float(number)
+                else:
+                    break
+    held = [0] * COLUMNS
+    for changes in told["held"]:
+        for (column, size), end in zip(changes, [*(start for start, _ in changes[1:]), COLUMNS], strict=True):
+            for place in range(column, end):
+                held[place] += size
+    assert max(held) == traced.peak_bytes == held[told["peak"]]
+    assert tops == pytest.approx([100 - 100 * size / most for size in held], abs=0.02)
 
 
 @pytest.mark.parametrize("peak", [0, 1234, 4999])
 def test_thinning_keeps_the_maximum(peak):
     """Five thousand moments are drawn as a few hundred, and the one that matters is among them."""
     long = timeline(2000, 3000, peak)
-    moments = [replace(moment, residuals=0) for moment in long.moments]
-    long = replace(long, moments=tuple(moments))
-    picture = parsed(timeline_svg(long))
-    path = _areas(picture)["remat-temporaries"]
-    assert path.count("H") <= 2 * 360
-    heights = [float(y) for y in re.findall(r"[ML][\d.]+,([\d.]+)H", path)]
-    mark = next(node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-peak")
-    tip = float(re.match(r"M[\d.]+,([\d.]+)", mark.get("d"))[1])
-    assert min(heights) == tip
-    assert len(timeline_svg(long)) < 35_000
+    moments = tuple(replace(moment, residuals=0) for moment in long.moments)
+    lives = (
+        Life(0, 5000, LiveValue("f32[9]", 300, "argument")),
+        Life(peak, peak + 1, LiveValue("f32[9]", 9000, "temporary", source=span(4, "jnp.sin(x)"))),
+    )
+    page = timeline_html(replace(long, moments=moments, lives=lives), live=True)
+    _, _, told = picture_of(page)
+    assert [told["peak"], 9000] in told["held"][1]
+    assert len(page) < 60_000
+
+
+def test_where_a_device_ends_is_a_line_unless_it_is_far_away():
+    near, far = (timeline_html(timeline(), limit=("TPU v5e", size)) for size in (6000, 60_000))
+    # 7,100 bytes are held at most, and the axis ends at the next round number.
+    assert f'style="bottom:{100 * 6000 / 8000:.2f}%"><span>TPU v5e: 6.00 kB</span>' in near
+    assert "remat-limit-line" not in far
 
 
 def test_the_peak_is_told_with_its_line():
-    text = "".join(parsed(timeline_svg(timeline())).itertext())
-    assert "Peak 7.10 kB, backward, sin In[3]:4" in text  # 300 + 100 * 18 + 5000
-    assert "20 moments forward, 30 moments backward." in text
+    page = timeline_html(replace(timeline(), peak_low=6000, peak_high=9000))
+    assert "At the peak, backward, sin In[3]:4: about 7.10 kB (6.00 to 9.00) by estimate" in page
 
 
 def test_what_is_held_at_the_peak_is_listed():
-    page = timeline_html(timeline(), top=3)
+    page = timeline_html(timeline())
     body = page[page.index("<tbody>") :]
-    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in body.split("</tr>")[:-1]]
-    assert cells[0][:4] == ["4.80", "kB", "f32[6,200]", "temporary"]
-    assert cells[1][:5] == ["900", "B", "f32[25]", "x9", "residual"]
-    assert cells[2][:4] == ["300", "B", "f32[75]", "argument"]
-    assert cells[3] == ["108", "B", "in", "3", "more", "values"]
-    full = timeline_html(timeline())
-    for word in ("inside scan", "cotangent", "constant", "argument params[&#x27;w&#x27;]", "In[3]:9"):
-        assert word in full
+    cells = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in body.split("</tr>")[:-1]]
+    assert cells == [
+        "4.80 kB 68% W @ x , line 4 temporaries",
+        "900 B 13% jnp.sin(W @ x) , line 4 saved for backward",
+        "300 B 4.2% arguments arguments",
+        "64 B 0.9% lax.scan(body, x) , line 9 temporaries",
+        "44 B 0.6% 2 other values of several kinds",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------- axes

@@ -187,8 +187,7 @@ class Variant:
     def _report(self, memory: DeviceMemory, *, full: bool = True) -> Report:
         if self.selection.donate:
             other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
-            report, own = other.report(memory) if full else other.figures(memory), self.selection
-            report = replace(report, policy=own.policy, label=own.label, code=own.code)
+            report = replace(other.report(memory) if full else other.figures(memory), label=self.selection.label)
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
@@ -246,19 +245,20 @@ class Variant:
         Raises:
             RematError: as ``report``, or the function has no backward half.
         """
+        sheet = device if isinstance(device, Device) else None
         with self.lock:
             retrace, primal, step = self.retrace, self.engine.primal, self.engine.step
             programs = reports.Programs()
             programs.add_halves(retrace.forward, retrace.backward, primal.provenances, primal.arguments)
             if step is None:
                 schedule = self.schedule(memory_of(device))
-                return reports.over_time(self._blank, schedule, programs, primal.arguments)
+                return reports.over_time(self._blank, schedule, programs, primal.arguments, device=sheet)
             for both in retrace.halves_in_step.values():
                 programs.add_halves(*both)
             given = step.given
             programs.add(step.closed, given.provenances, given.arguments)
             schedule = self.schedule(memory_of(device))
-            return reports.over_time(self._blank, schedule, programs, given.arguments, given.name)
+            return reports.over_time(self._blank, schedule, programs, given.arguments, given.name, sheet)
 
     def step(self, device: Device | None = None) -> StepMemory | None:
         """What the training step holds that the gradient is taken in; None where there is none, or it is not known.

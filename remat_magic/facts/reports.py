@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax, units
+from remat_magic.devices import Device
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, Held
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
@@ -18,6 +19,7 @@ from remat_magic.facts.program_text import live_program
 from remat_magic.facts.ranges import peak_range
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
+from remat_magic.facts.times import of_equations
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.one_device import Propagated
@@ -302,6 +304,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._contexts: dict[int, tuple[Scope, _Context]] = {}  # by the identity of the equation
+        self.tops: list[Any] = []
 
     def add_halves(self, half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]) -> None:
         """Add both halves of a gradient; ``arguments`` are the names of its inputs."""
@@ -316,6 +319,7 @@ class Programs:
         self._add(top, _Context(top, (), provenances, arguments))
 
     def _add(self, top: Scope, context: _Context) -> None:
+        self.tops.append(top.jaxpr)
         for scope, eqn in walk(top, once=True):
             self._contexts.setdefault(id(eqn), (scope, context))
 
@@ -358,6 +362,7 @@ def over_time(
     programs: Programs,
     arguments: Sequence[str],
     step: str = "",
+    device: Device | None = None,
 ) -> Timeline:
     """The memory held from equation to equation, and what holds it.
 
@@ -367,13 +372,13 @@ def over_time(
         programs: what the schedule is of.
         arguments: the names of the inputs.
         step: the name of the step.
+        device: whose data sheet tells the time that passes.
     """
     moments, equations, held = schedule.over_time()
     peak = max(range(len(moments)), key=lambda number: moments[number].bytes)
     at_peak = [buffer for first, end, buffer in held if first <= peak < end]
 
     def value(buffer: Held) -> LiveValue:
-        kind = _kind(buffer, schedule.of_step)
         if buffer.copy_of is None and buffer.argument is None:
             primitive, argument, line = programs.maker(buffer)
         else:
@@ -382,7 +387,7 @@ def over_time(
         return LiveValue(
             _type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
-            "temporary" if kind == "gradient" and not schedule.of_step else kind,
+            _kind(buffer, schedule.of_step),
             primitive,
             argument,
             line,
@@ -401,6 +406,7 @@ def over_time(
         blank.label,
         step,
         *peak_range(moments[peak].bytes, at_peak, schedule),
+        () if device is None else of_equations(equations, programs.tops, schedule.type_of, device),
     )
 
 

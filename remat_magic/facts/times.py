@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from remat_magic import _jax
 from remat_magic.devices import THIS_CPU, Device, get
+from remat_magic.facts.kernels import shares
+from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.one_device import TypeOf
 from remat_magic.records import Kernel, Offloading, Report, Times
 
 
@@ -30,6 +35,37 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         link = kernel.sent / device.interconnect if device.interconnect else 0.0
         total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth, link)
     return total, complete
+
+
+def of_equations(
+    equations: Sequence[Any], programs: Iterable[Any], type_of: TypeOf, device: Device
+) -> tuple[float, ...]:
+    """What each equation of some programs takes, as its share of its kernel; a loop all of its turns, None nothing.
+
+    Of what a kernel reads and writes each of its operations has a part, and a branch counts that takes most. So their
+    sum is about that of the kernels.
+
+    Args:
+        equations: of the programs, at any depth, or None.
+        programs: open jaxprs.
+        type_of: tells the types of their variables.
+        device: whose data sheet it is by.
+    """
+    parts: dict[int, Kernel] = {}
+    for jaxpr in programs:
+        parts |= shares(jaxpr, LiveEquations(jaxpr), type_of)
+    known: dict[int, float] = {}
+
+    def takes(eqn: Any) -> float:
+        if id(eqn) not in known:
+            if id(eqn) in parts:
+                known[id(eqn)] = seconds([parts[id(eqn)]], device)[0]
+            else:
+                inside = [(body.times or 1) * sum(map(takes, body.jaxpr.eqns)) for body in _jax.bodies(eqn)]
+                known[id(eqn)] = max(inside, default=0.0) if _jax.is_cond(eqn) else sum(inside)
+        return known[id(eqn)]
+
+    return tuple(0.0 if eqn is None else takes(eqn) for eqn in equations)
 
 
 def offloading(report: Report, device: Device | None) -> Offloading:

@@ -79,7 +79,7 @@ class LiveValue:
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
     ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes, or with the
     primitive "copy" what is given back of it; ``source`` is the line that makes the value, in a loop's body too. In a
-    training step the arguments are told apart by their role, and the gradients from other temporaries. As on a TPU
+    training step the arguments are told apart by their role. As on a TPU
     ``nbytes`` is with padding.
     """
 
@@ -106,7 +106,8 @@ class Timeline(Displayed, Labelled):
 
     ``peak`` is the index of the moment that holds most; ``lives`` is all that is held at any, and adds up to the bytes
     of each. What XLA needs is to be expected between ``peak_low`` and ``peak_high``. ``step`` is the name of the
-    training step that it is of, from its first equation to its last; empty where it is of a gradient alone.
+    training step that it is of, from its first equation to its last; empty where it is of a gradient alone. ``seconds``
+    is what each moment takes by estimate, empty where no device is given whose data sheet is known.
     """
 
     policy: str
@@ -119,6 +120,7 @@ class Timeline(Displayed, Labelled):
     step: str = ""
     peak_low: int = 0
     peak_high: int = 0
+    seconds: tuple[float, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.rows import ResidualRow, home_of, recomputed_rows, residual_rows, unread
+from remat_magic.views.rows import ResidualRow, home_of_report, recomputed_rows, residual_rows, unread
 from remat_magic.views.tables import KEYS, code_html, made_by_html, row_html, table, td, with_code
 
 # So many rows, the biggest, are seen at first: more is not read at a glance.
@@ -61,7 +61,7 @@ def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
 def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = ()) -> str:
     """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too."""
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
-    home = home_of(report)
+    home = home_of_report(report)
     html_rows = list[str]()
     for rows in groups:
         most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
@@ -112,7 +112,7 @@ def recomputed_html(report: Report) -> str:
         return f'<p class="remat-empty">{escape(report.backward_error)}</p>'
     if not report.recomputed:
         return '<p class="remat-empty">The backward pass recomputes nothing.</p>'
-    found, home = recomputed_rows(report), home_of(report)
+    found, home = recomputed_rows(report), home_of_report(report)
     costs = [row.flops or 0 for row in found]
     html_rows = list[str]()
     for row in found:

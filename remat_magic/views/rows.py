@@ -126,11 +126,15 @@ Home = tuple[str, int | None]
 """The file, and the cell, whose lines are told by their numbers alone."""
 
 
-def home_of(report: Report) -> Home | None:
-    """Where most of what a report lists is made."""
-    of = (*report.residuals, *report.recomputed)
-    places = Counter((one.source.file, one.source.cell) for one in of if one.source is not None)
+def home_of(spans: Iterable[SourceSpan | None]) -> Home | None:
+    """Where most of them are."""
+    places = Counter((span.file, span.cell) for span in spans if span is not None)
     return max(places, key=lambda place: places[place], default=None)
+
+
+def home_of_report(report: Report) -> Home | None:
+    """Where most of what a report lists is made."""
+    return home_of(one.source for one in (*report.residuals, *report.recomputed))
 
 
 def near(span: SourceSpan | None, home: Home | None) -> str:
@@ -174,7 +178,7 @@ def residual_rows(report: Report) -> list[ResidualRow]:
     groups = _group(ordered, key)
     if len(groups) > FOLD_ALIKE_ABOVE:
         groups = _group(ordered, lambda residual: key(residual, _alike))
-    home = home_of(report)
+    home = home_of_report(report)
     rows = [_residual_row(group, home) for group in groups]
     return sorted(rows, key=lambda row: (_KINDS[row.first.kind], row.first.dropped, -row.nbytes))
 

@@ -53,7 +53,7 @@ def made_by_html(
     made = f'<span class="remat-what">{code_html(what)}</span>{named}'
     if of.source is not None:
         hover = f' title="in {escape(of.source.function)}"' if of.source.function else ""
-        expression = _expression(of.source.expression)
+        expression = expression_html(of.source.expression)
         made += f"{f' in {expression}' if expression else ''}"
         made += f', <span class="remat-place"{hover}>{escape(near(of.source, home))}</span>'
     if of.library is not None:
@@ -64,7 +64,7 @@ def made_by_html(
     return made + "".join(f"<br><small>or {escape(other)}</small>" for other in also)
 
 
-def _expression(text: str) -> str:
+def expression_html(text: str) -> str:
     """An expression, which the style sheet cuts off, and which is whole on hover."""
     hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
     return f'<code class="remat-expression"{hover}>{escape(text)}</code>' if text else ""
@@ -137,9 +137,8 @@ def held_table(caption: str, kind: str, rows: Sequence[HeldRow], top: int, noun:
         times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
         what = code_html(row.what)
         if row.source:
-            what += (
-                f' in {_expression(row.source.expression)}, <span class="remat-place">{escape(row.source.place)}</span>'
-            )
+            where = f'<span class="remat-place">{escape(row.source.place)}</span>'
+            what += f" in {expression_html(row.source.expression)}, {where}"
         what += f" <small>{escape(location(row.library))}</small>" if row.library else ""
         body.append(
             f'<tr class="remat-row">{_size(row.nbytes)}'

@@ -1,150 +1,147 @@
-"""The picture of memory over time, with what is held at the peak. Hand-written SVG, which needs no script."""
+"""The picture of memory over time, stacked by the lines that hold it: SVG in HTML, which needs no script."""
 
 from __future__ import annotations
 
+import html
 import itertools
-from collections.abc import Sequence
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from remat_magic.records import LiveValue, Measurement, Moment, Phase, Timeline
+from remat_magic.records import LiveValue, Measurement, Moment, Phase, SourceSpan, Timeline
 from remat_magic.views import format as fmt
-from remat_magic.views.alive import KINDS, lookup, lookup_attribute, runs, thinned, value_words
-from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
-from remat_magic.views.tables import TOP_ROWS, HeldRow, held_table
-from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
+from remat_magic.views.format import escape
+from remat_magic.views.linking import line_key, linked
+from remat_magic.views.rows import Home, home_of, near
+from remat_magic.views.svg import element, ticks
+from remat_magic.views.tables import KEYS, TOP_ROWS, expression_html, table, td
+from remat_magic.views.xla_memory import held_by_xla_html, xla_curve, xla_name, xla_words
+from remat_magic.wording import printable
 
-_BARS = 360  # moments drawn at most; of several in one place the highest is
-_WIDTH, _LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 680, 64, 52, 14, 192, 17  # pixels: all, margins, plot, a line of words
-_AXIS = "estimated memory"
+COLUMNS = 400  # of the picture, each of which shows the highest of its moments
+_PART = 200  # what never comes to one of so many parts of the peak is among the others
+_LINES = 12  # lines with a colour of their own; the others are one grey
+_FAR = 2.5  # a device with so many times the peak is not drawn
 _PASSES: tuple[Phase, ...] = ("forward", "backward", "update")
-_TIME = "time: moments, one after another"
 
-_TIMELINE_STYLE = (
-    f".remat-svg .remat-arguments{{fill:{colours['quiet']};fill-opacity:.35}}"
-    f".remat-svg .remat-residuals{{fill:{colours['accent']};fill-opacity:.85}}"
-    f".remat-svg .remat-temporaries{{fill:{colours['warm']};fill-opacity:.28}}"
-    f".remat-svg .remat-hatch{{stroke:{colours['back']};stroke-width:1.5;stroke-opacity:.7}}"
-    f".remat-svg .remat-dot{{fill:{colours['fg']};fill-opacity:.55}}"
-    f".remat-svg .remat-halves{{stroke:{colours['fg']};stroke-dasharray:2 3}}"
-    f".remat-svg .remat-peak{{stroke:{colours['fg']};stroke-width:1.5;fill:{colours['fg']}}}"
-    f".remat-svg .remat-label{{paint-order:stroke;stroke:{colours['back']};stroke-width:3px}}"
-    ".remat-svg [data-stretch] path{vector-effect:non-scaling-stroke}"
-)
+# What is alive anyway lies at the bottom, and what is least is at the top.
+_ROLES = {
+    "parameter": "parameters",
+    "argument": "arguments",
+    "state": "optimizer state",
+    "batch": "batch",
+    "constant": "constants",
+    "residual": "saved for backward",
+    "gradient": "gradients",
+    "output": "results",
+    "temporary": "temporaries",
+}
+_GREYS = {"parameter": "#9e9e9e", "argument": "#9e9e9e", "state": "#bdbdbd", "batch": "#7d8a91", "constant": "#b0a89f"}
+# Cool is saved, warm is temporary, green is given back: as in the bar of the peak.
+_COOL = ("#1976d2", "#64b5f6", "#3949ab", "#26a6b8", "#7e57c2", "#90a4e8", "#00796b", "#4dd0e1", "#5c6bc0", "#b39ddb",
+         "#0d47a1", "#80cbc4")  # fmt: skip
+_WARM = ("#ef6c00", "#ffb74d", "#c2452d", "#f2a08c", "#a1662f", "#ffd54f", "#e57373", "#bf8f5f", "#f48fb1", "#d4a017",
+         "#8d5a4a", "#ffab91")  # fmt: skip
+_GREEN = ("#43a047", "#a5d6a7", "#7cb342", "#2e7d5b", "#c0ca33", "#66bb9a")
+_FAMILIES = {"residual": _COOL, "gradient": _GREEN, "output": _GREEN, "temporary": _WARM}
+_REST = "#cfd2d6"
 
 
-def timeline_svg(timeline: Timeline, compiled: Measurement | None = None) -> str:
-    """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one line of the source holds in one role, or what has no line: ``held`` has the bytes of each moment."""
 
-    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for.
-    """
-    by_xla = compiled.timeline if compiled is not None else None
-    moments = timeline.moments
-    over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
-    title = f"Estimated memory over {over} under {timeline.policy}"
-    name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
-    frame = _frame(timeline, compiled)
-    phases = _phases(moments)
-    parts = [
-        _definitions(name, frame),
-        frame.vertical_axis(ticks(frame.most_y), _AXIS, lambda mark: fmt.nbytes(round(mark))),
-    ]
-    curves = _areas(name, frame, thinned(moments, _BARS))
-    legend, about_curve = "", ""
-    if compiled is not None and by_xla is not None:
-        backward = next((start for phase, start, _ in phases if phase == "backward"), None)
-        curves += xla_curve(frame, by_xla, backward, len(moments))
-        legend = xla_legend(frame.left, frame.bottom + 4 * _LINE, xla_name(compiled))
-        about_curve = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
-    parts.append(element("g", curves, clip_path=f"url(#{name}-clip)"))
-    marks = [mark for mark in ticks(len(moments)) if mark <= len(moments)]
-    parts.append(frame.horizontal_axis((), "", str))
-    parts.append(element("g", _ticks(frame, marks), class_="remat-ticks"))
-    parts.append(_phase_labels(frame, phases))
-    parts.append(text(frame.left, frame.bottom + 3 * _LINE - 2, _TIME, class_="remat-axis"))
-    parts += [legend, _peak(frame, timeline)]
-    parts.append(_timeline_legend(name, frame))
-    peak = moments[timeline.peak]
-    lengths = ", ".join(f"{fmt.count(end - start, 'moment')} {phase}" for phase, start, end in phases)
-    description = (
-        f"{lengths}. "
-        f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
-        f"temporaries {fmt.nbytes(peak.temporaries)}.{about_curve}"
+    kind: str
+    largest: LiveValue
+    count: int
+    held: tuple[int, ...]
+    colour: str = ""
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """The first moment that holds any of it, and the one after the last."""
+        return (
+            next(number for number, size in enumerate(self.held) if size),
+            next(len(self.held) - number for number, size in enumerate(reversed(self.held)) if size),
+        )
+
+
+def layers(timeline: Timeline) -> list[Layer]:
+    """All that is held at any moment, from the bottom up: the lines that hold most have colours."""
+    groups: dict[tuple[str, object], list[tuple[int, int, LiveValue]]] = {}
+    for life in timeline.lives:
+        source = life.value.source
+        line = (source.file, source.cell, source.line) if source and life.value.kind in _FAMILIES else None
+        groups.setdefault((life.value.kind, line), []).append((life.first, life.end, life.value))
+    ranked = sorted(
+        (_layer(kind, lives, len(timeline.moments)) for (kind, _), lives in groups.items()),
+        key=lambda layer: -max(layer.held),
     )
-    style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None)
-    height = frame.bottom + (3 + (by_xla is not None)) * _LINE + 8
-    return picture(name, _WIDTH, height, title, description, parts, style)
+    coloured = dict.fromkeys(_FAMILIES.values(), 0)
+    least = timeline.peak_bytes / _PART
+    shown, rest = list[Layer](), list[Layer]()
+    for layer in ranked:
+        family = _FAMILIES.get(layer.kind)
+        if max(layer.held) < least:
+            rest.append(layer)
+        elif family is None:
+            shown.append(Layer(layer.kind, layer.largest, layer.count, layer.held, _GREYS[layer.kind]))
+        elif layer.largest.source is None or sum(coloured.values()) == _LINES:
+            rest.append(layer)
+        else:
+            colour = family[coloured[family] % len(family)]
+            coloured[family] += 1
+            shown.append(Layer(layer.kind, layer.largest, layer.count, layer.held, colour))
+    order = [*_ROLES]
+    shown.sort(key=lambda layer: order.index(layer.kind))
+    if rest:
+        held = tuple(map(sum, zip(*(layer.held for layer in rest), strict=True)))
+        shown.append(Layer("", rest[0].largest, sum(layer.count for layer in rest), held, _REST))
+    return shown
 
 
-def _frame(timeline: Timeline, compiled: Measurement | None) -> Frame:
-    """Where the moments and bytes of all that is drawn are."""
-    peaks = [timeline.peak_bytes]
-    if compiled is not None and compiled.timeline is not None:
-        peaks.append(compiled.timeline.peak_bytes)
-    most = max(len(timeline.moments), 1)
-    return Frame(_LEFT, _TOP, _WIDTH - _RIGHT, _TOP + _HEIGHT, most, ticks(max(peaks))[-1])
+def _layer(kind: str, lives: Sequence[tuple[int, int, LiveValue]], moments: int) -> Layer:
+    changes = [0] * (moments + 1)
+    for first, end, value in lives:
+        changes[first] += value.nbytes
+        changes[end] -= value.nbytes
+    largest = max((value for _, _, value in lives), key=lambda value: value.nbytes)
+    return Layer(kind, largest, len(lives), tuple(itertools.accumulate(changes))[:moments])
 
 
-def _areas(name: str, frame: Frame, shown: Sequence[tuple[int, Moment]]) -> str:
-    """Of each kind of memory one area, on those below."""
-    parts = list[str]()
-    edges = [frame.left, *(frame.x(place) for place, _ in shown[1:]), frame.right]
-    below = [0] * len(shown)
-    for kind in KINDS:
-        above = [base + getattr(moment, kind) for base, (_, moment) in zip(below, shown, strict=True)]
-        if above != below:
-            path = _band(edges, [frame.y(value) for value in above], [frame.y(value) for value in below])
-            outline = f"{name}-{kind}-area"  # written once, painted twice: such paths are long
-            parts.append(element("defs", element("path", d=path, id=outline, data_area=kind)))
-            parts.append(element("use", href=f"#{outline}", class_=f"remat-{kind}"))
-            if kind != "arguments":
-                parts.append(element("use", href=f"#{outline}", fill=f"url(#{name}-{kind})"))
-        below = above
-    return "".join(parts)
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Where moments lie, as parts of the whole: ``edges`` has the beginning of each, and the end."""
+
+    edges: tuple[float, ...]
+    seconds: float
+
+    def columns(self, heights: Sequence[int]) -> list[int]:
+        """For each column of the picture the highest of the moments that are in it."""
+        shown = list[int]()
+        for column in range(COLUMNS):
+            first = max(0, bisect_left(self.edges, column / COLUMNS) - 1)
+            end = max(first + 1, bisect_left(self.edges, (column + 1) / COLUMNS))
+            shown.append(max(range(first, min(end, len(heights))), key=heights.__getitem__))
+        return shown
 
 
-def _ticks(frame: Frame, marks: Sequence[float]) -> str:
-    def label(mark: float) -> str:
-        words = f"{mark:,.0f}"
-        x = min(frame.x(mark), frame.right + _RIGHT - text_width(words) / 2)  # the last one is not cut off
-        return text(x, frame.bottom + 15, words, text_anchor="middle", class_="remat-tick")
-
-    return "".join(
-        element("line", x1=frame.x(mark), x2=frame.x(mark), y1=frame.bottom, y2=frame.bottom + 4, class_="remat-base")
-        + label(mark)
-        for mark in marks
-    )
+def _axis(timeline: Timeline) -> _Axis:
+    total = sum(timeline.seconds)
+    takes = timeline.seconds if total else [1] * len(timeline.moments)
+    edges = itertools.accumulate(takes, initial=0.0)
+    return _Axis(tuple(edge / sum(takes) for edge in edges), total)
 
 
-def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]) -> str:
-    """The outline between two staircases."""
-    upper = "".join(f"L{edges[i]:.1f},{y:.1f}H{edges[i + 1]:.1f}" for i, y in enumerate(above))
-    lower = "".join(f"L{edges[i + 1]:.1f},{below[i]:.1f}H{edges[i]:.1f}" for i in reversed(range(len(below))))
-    return f"M{upper[1:]}{lower}z"
-
-
-def _definitions(name: str, frame: Frame) -> str:
-    hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="remat-hatch")
-    dot = element("circle", cx=2, cy=2, r=0.8, class_="remat-dot")
-    size = {"width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}
-    return element(
-        "defs",
-        element("pattern", hatch, id=f"{name}-residuals", patternTransform="rotate(45)", **size)
-        + element("pattern", dot, id=f"{name}-temporaries", **size)
-        + element("clipPath", _plot(frame), id=f"{name}-clip"),
-    )
-
-
-def _plot(frame: Frame) -> str:
-    sizes = {"width": frame.right - frame.left, "height": frame.bottom - frame.top + 9}
-    return element("rect", x=frame.left, y=frame.top - 8, **sizes, class_="remat-plot")
-
-
-def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
+def _phases(moments: Sequence[Moment]) -> list[tuple[Phase, int, int]]:
     """The forward and the backward pass, and the update of a training step: each with its first moment and its end.
 
     A pass goes on to the beginning of the next one, whatever operations of the forward half are put off until then.
     """
     reached = itertools.accumulate((_PASSES.index(moment.half) for moment in moments), max)
-    phases: list[tuple[str, int, int]] = []
+    phases: list[tuple[Phase, int, int]] = []
     start = 0
     for phase, stretch in itertools.groupby(reached):
         end = start + len(list(stretch))
@@ -153,120 +150,255 @@ def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
     return phases
 
 
-def _phase_labels(frame: Frame, phases: Sequence[tuple[str, int, int]]) -> str:
-    parts = list[str]()
-    for word, start, end in phases:
-        if start:
-            line = {"x1": frame.x(start), "x2": frame.x(start), "y1": frame.top, "y2": frame.bottom}
-            parts.append(element("line", **line, class_="remat-halves", data_place=start))
-        if frame.x(end) - frame.x(start) > text_width(word):
-            centre, place = frame.x((start + end) / 2), {"data_first": start, "data_end": end}
-            label = text(centre, frame.bottom + 2 * _LINE - 2, word, text_anchor="middle", class_="remat-axis", **place)
-            parts.append(label)
-    return "".join(parts)
-
-
-def _about(timeline: Timeline) -> str:
-    return fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
-
-
-def _peak_words(timeline: Timeline) -> str:
-    return f"Peak {_about(timeline)}, {runs(timeline.moments[timeline.peak])}"
-
-
-def _peak(frame: Frame, timeline: Timeline) -> str:
-    """The mark of the peak, and its words: above the highest line where they would meet the axis's name below."""
-    place = timeline.peak + 0.5
-    x, y = frame.x(place), frame.y(timeline.peak_bytes)
-    words = truncate(_peak_words(timeline), 70)
-    wide = text_width(words)
-    high = y < frame.top + 16
-    # Up there stands the title of the axis too.
-    least = frame.left + (text_width(_AXIS) - 40 if high else 0)
-    start = min(max(x - wide / 2, least), frame.right - wide)
-    mark = element("path", d=f"M{x:.1f},{y:.1f}l-4,-7h8z", class_="remat-peak") + element(
-        "line", x1=x, x2=x, y1=y, y2=frame.bottom, class_="remat-peak", stroke_dasharray="1 3"
-    )
-    place_of = {"data_label": f"{place}", "data_least": f"{least:.1f}", "data_wide": f"{wide:.1f}"}
-    return element("g", mark, data_place=f"{place}") + text(
-        start, frame.top - 12 if high else y - 12, words, class_="remat-label", **place_of
-    )
-
-
-def _timeline_legend(name: str, frame: Frame) -> str:
-    parts, x = list[str](), frame.left + 110
-    for kind in KINDS:
-        box = {"x": x, "y": 6, "width": 16, "height": 10}
-        parts.append(element("rect", **box, class_=f"remat-{kind}"))
-        if kind != "arguments":
-            parts.append(element("rect", **box, fill=f"url(#{name}-{kind})"))
-        parts.append(text(x + 21, 15, kind, class_="remat-axis"))
-        x += 36 + text_width(kind) + 14
-    return "".join(parts)
-
-
-# ----------------------------------------------------------------------------------------------------- held at the peak
-
-
-def _folded(values: Sequence[LiveValue]) -> list[tuple[int, LiveValue]]:
-    """Values that differ in nothing shown with their number, those of most bytes together first."""
-    groups: dict[LiveValue, int] = {}
-    for value in values:
-        groups[value] = groups.get(value, 0) + 1
-    return sorted(((count, value) for value, count in groups.items()), key=lambda pair: -pair[0] * pair[1].nbytes)
-
-
-_WORDS = {
-    "residual": "saved",
-    "parameter": "parameters",
-    "state": "optimizer state",
-    "batch": "batch",
-    "gradient": "gradients",
-    "output": "returned",
-    "temporary": "temporaries",
-    "constant": "constants",
-}
-
-
-def _sums(timeline: Timeline) -> str:
-    """Of a training step what each kind of value takes, the most first."""
-    if not timeline.step:
-        return ""
-    sums = sorted(((timeline.alive_bytes(kind), word) for kind, word in _WORDS.items()), reverse=True)
-    return ": " + ", ".join(f"{word} {fmt.nbytes(nbytes)}" for nbytes, word in sums if nbytes)
-
-
-def held_rows(timeline: Timeline) -> list[HeldRow]:
-    """What is held at the peak, the most bytes together first."""
-    return [
-        HeldRow(count, count * value.nbytes, value.type, value.kind, value_words(value), value.source)
-        for count, value in _folded(timeline.alive)
-    ]
+def runs(moment: Moment) -> str:
+    """The pass of a moment, and what runs then: ``backward, sin In[3]:4``."""
+    where = " ".join(filter(None, [moment.primitive, fmt.location(moment.source)]))
+    return f"{moment.half}, {where}" if where else moment.half
 
 
 def timeline_html(
     timeline: Timeline,
-    top: int = TOP_ROWS,
     compiled: Measurement | None = None,
+    limit: tuple[str, int] | None = None,
     live: bool = False,
 ) -> str:
-    """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``.
+    """The picture with a table of what is held, to stand inside an element of class ``remat``.
 
     Args:
         timeline: the estimate.
-        top: how many rows a table has.
         compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
-        live: whether a script is at hand, which tells of other moments what it tells of the peak, and zooms.
+        limit: the device's name and its bytes.
+        live: whether a script is at hand, which tells of other moments what the table tells of the peak.
     """
-    of_step = f" of {timeline.step}" if timeline.step else ""
-    caption = f"Held at the peak{of_step}, {_about(timeline)} by estimate{_sums(timeline)}"
+    found, axis = layers(timeline), _axis(timeline)
     by_xla = compiled.timeline if compiled is not None else None
-    svg = timeline_svg(timeline, compiled)
-    by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""
-    table = held_table(caption, "Kind", held_rows(timeline), top, "value")
-    if not live:
-        return f"{svg}{by_compiler}{table}"
-    frame = _frame(timeline, compiled)
-    ends = {"left": frame.left, "right": frame.right, "above": frame.top, "bottom": frame.bottom, "most": frame.most_y}
-    data = lookup_attribute({**lookup(timeline, top), **ends})
-    return f'<div class="remat-time" {data}><div class="remat-time-picture">{svg}</div>{table}</div>{by_compiler}'
+    highest = max(timeline.peak_bytes, by_xla.peak_bytes if by_xla else 0)
+    if limit is not None and limit[1] > _FAR * highest:
+        limit = None
+    marks = ticks(max(highest, limit[1] if limit else 0))
+    shown = axis.columns([moment.bytes for moment in timeline.moments])
+    phases = _phases(timeline.moments)
+    picture = _areas(found, shown, marks[-1], lambda layer: _layer_words(layer, timeline, axis))
+    key = below = ""
+    if compiled is not None and by_xla is not None:
+        backward = next((axis.edges[start] for phase, start, _ in phases if phase == "backward"), None)
+        picture += xla_curve(by_xla, backward, marks[-1], COLUMNS)
+        key = f'<p class="remat-xla-key">{escape(xla_name(compiled))}</p>'
+        below = held_by_xla_html(compiled, by_xla, TOP_ROWS)
+    about = fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
+    said = f"At the peak, {runs(timeline.moments[timeline.peak])}: {about} by estimate"
+    told = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
+    scripted = _lookup(timeline, found, shown, axis, said) if live else ""
+    keys = f' tabindex="0" role="slider" aria-label="Moment" aria-valuemin="1" aria-valuemax="{COLUMNS}" {KEYS}'
+    return (
+        f'<div class="remat-time"{scripted}>{told}<div class="remat-plot"{keys if live else ""}>'
+        f'{_upward(marks)}<div class="remat-area">'
+        f"{_svg(timeline, picture, compiled)}{_limit(limit, marks[-1])}{_peak(timeline, axis)}</div>"
+        f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{_table(found, timeline, axis, live)}</div>{below}"
+    )
+
+
+def _svg(timeline: Timeline, picture: str, compiled: Measurement | None) -> str:
+    over = timeline.step or "the forward and backward pass"
+    title = f"Memory over the time of {over} under {timeline.policy}, by estimate"
+    if compiled is not None and compiled.timeline is not None:
+        title += f". The line: {xla_name(compiled)}. {xla_words(compiled, compiled.timeline)}"
+    return (
+        f'<svg class="remat-svg" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {COLUMNS} 100" '
+        f'preserveAspectRatio="none" role="img" aria-label="{escape(title)}">{picture}</svg>'
+    )
+
+
+def _areas(found: Sequence[Layer], shown: Sequence[int], most: float, words: Callable[[Layer], str]) -> str:
+    """An area for each layer, on those below."""
+    parts, below = list[str](), [0] * len(shown)
+    for number, layer in enumerate(found):
+        above = [base + layer.held[moment] for base, moment in zip(below, shown, strict=True)]
+        path = _outline(above, below, most)
+        if path:
+            title = element("title", escape(words(layer)))
+            parts.append(element("path", title, d=path, fill=layer.colour, data_layer=number))
+        below = above
+    return "".join(parts)
+
+
+def _outline(above: Sequence[int], below: Sequence[int], most: float) -> str:
+    """The outlines between two staircases, wherever one is higher than the other."""
+
+    def stairs(heights: Sequence[int], columns: Sequence[int]) -> str:
+        steps, y = list[str](), None
+        for column in columns:
+            if heights[column] != y:
+                y = heights[column]
+                steps.append(f"{'' if not steps else f'H{column}'}V{100 - 100 * y / most:.2f}")
+        return "".join(steps)
+
+    path = ""
+    for there, stretch in itertools.groupby(range(len(above)), lambda column: above[column] > below[column]):
+        columns = list(stretch)
+        if there:
+            first, end = columns[0], columns[-1] + 1
+            back = [(below[column], column) for column in reversed(columns)]
+            path += f"M{first},{100 - 100 * below[first] / most:.2f}{stairs(above, columns)}H{end}"
+            for y, steps in itertools.groupby(back, lambda pair: pair[0]):
+                path += f"V{100 - 100 * y / most:.2f}H{[*steps][-1][1]}"
+            path += "z"
+    return path
+
+
+def _upward(marks: Sequence[float]) -> str:
+    labels = "".join(
+        f'<span style="bottom:{100 * mark / marks[-1]:.2f}%">{fmt.nbytes(round(mark))}</span>' for mark in marks
+    )
+    return f'<div class="remat-upward" aria-hidden="true">{labels}</div>'
+
+
+def _onward(axis: _Axis, moments: int, phases: Sequence[tuple[Phase, int, int]]) -> str:
+    """What the horizontal axis has: its numbers, the passes, and what it is."""
+    whole: float = axis.seconds or moments
+    numbers = "".join(
+        f'<span style="left:{100 * mark / whole:.2f}%">{fmt.seconds(mark) if axis.seconds else f"{mark:,.0f}"}</span>'
+        for mark in ticks(whole)
+        if mark <= 0.96 * whole
+    )
+    passes = "".join(
+        f'<span style="left:{100 * left:.2f}%;width:{100 * width:.2f}%">{phase if width > 0.07 else ""}</span>'
+        for phase, start, end in phases
+        if (width := axis.edges[end] - (left := axis.edges[start])) > 0
+    )
+    unit = "estimated time" if axis.seconds else "operations, one after another (choose a device for times)"
+    return (
+        f'<div class="remat-onward" aria-hidden="true">{numbers}</div>'
+        f'<div class="remat-passes" aria-hidden="true">{passes}</div><div class="remat-axis">{unit}</div>'
+    )
+
+
+def _limit(limit: tuple[str, int] | None, most: float) -> str:
+    if limit is None:
+        return ""
+    label = f"{escape(limit[0])}: {fmt.nbytes(limit[1])}"
+    return f'<i class="remat-limit-line" style="bottom:{100 * limit[1] / most:.2f}%"><span>{label}</span></i>'
+
+
+def _middle(axis: _Axis, moment: int) -> float:
+    return 50 * (axis.edges[moment] + axis.edges[moment + 1])
+
+
+def _peak(timeline: Timeline, axis: _Axis) -> str:
+    x = _middle(axis, timeline.peak)
+    return f'<i class="remat-peak-mark" style="left:{x:.2f}%" title="the peak"></i><i class="remat-cursor" hidden></i>'
+
+
+# ---------------------------------------------------------------------------------------------------- what holds it
+
+
+def value_words(value: LiveValue) -> str:
+    """What a value is, in a word or two."""
+    if value.argument is not None:
+        return f"{'copy of' if value.primitive == 'copy' else 'argument'} {value.argument}"
+    if not value.type:
+        return f"inside {value.primitive}" if value.primitive else "inside a loop"
+    return value.primitive or ("constant" if value.kind == "constant" else "cotangent")
+
+
+def held_rows(timeline: Timeline) -> list[tuple[str, str, str, str]]:
+    """What holds the memory at the peak, the most first: the size, the role, the expression, and where it is."""
+    at_peak = [layer for layer in layers(timeline) if layer.held[timeline.peak]]
+    at_peak.sort(key=lambda layer: -layer.held[timeline.peak])
+    return [
+        (fmt.nbytes(layer.held[timeline.peak]), _role(layer), _what(layer), fmt.location(_source(layer)))
+        for layer in at_peak
+    ]
+
+
+def _role(layer: Layer) -> str:
+    return _ROLES.get(layer.kind, "of several kinds")
+
+
+def _source(layer: Layer) -> SourceSpan | None:
+    return layer.largest.source if layer.kind in _FAMILIES else None
+
+
+def _what(layer: Layer) -> str:
+    source = _source(layer)
+    return source.expression if source else "" if layer.kind else fmt.count(layer.count, "other value")
+
+
+def _time(axis: _Axis, part: float) -> str:
+    """The time, to be followed by more; nothing where it is not known."""
+    return f"{fmt.seconds(part * axis.seconds)}, " if axis.seconds else ""
+
+
+def _when(timeline: Timeline, axis: _Axis, moment: int) -> str:
+    """A moment in words: its time, where that is known, and its pass."""
+    half = timeline.moments[min(moment, len(timeline.moments) - 1)].half
+    return f"{_time(axis, axis.edges[moment])}{half}"
+
+
+def _life_words(layer: Layer, timeline: Timeline, axis: _Axis) -> str:
+    first, end = layer.life
+    if (first, end) == (0, len(timeline.moments)):
+        return "held throughout"
+    return f"held from {_when(timeline, axis, first)} to {_when(timeline, axis, end)}"
+
+
+def _layer_words(layer: Layer, timeline: Timeline, axis: _Axis) -> str:
+    """A layer on hover: ``softmax(s), In[2]:14, saved for backward: up to 25.8 GB, held from forward to backward``."""
+    what = ", ".join(filter(None, [_what(layer), fmt.location(_source(layer)), _role(layer)]))
+    return f"{what}: up to {fmt.nbytes(max(layer.held))}, {_life_words(layer, timeline, axis)}"
+
+
+def _table(found: Sequence[Layer], timeline: Timeline, axis: _Axis, live: bool) -> str:
+    """What holds the memory at the peak, and below what is gone or to come by then."""
+    rows, home = list[str](), home_of(life.value.source for life in timeline.lives)
+    for number, layer in sorted(enumerate(found), key=lambda pair: -pair[1].held[timeline.peak]):
+        size, (first, end) = layer.held[timeline.peak], layer.life
+        left, width = 100 * axis.edges[first], 100 * (axis.edges[end] - axis.edges[first])
+        strip = f'<i style="margin-left:{left:.1f}%;width:{width:.1f}%;background:{layer.colour}"></i>'
+        swatch = f'<i class="remat-swatch" style="background:{layer.colour}"></i>'
+        rows.append(
+            f'<tr class="remat-row" data-layer="{number}"{linked(_source(layer))}>'
+            f"{td('num', fmt.nbytes(size) if size else '', fmt.exact(size, 'bytes'))}"
+            f"{td('num', fmt.percent(size, timeline.peak_bytes) if size else '')}"
+            f"{td('made', f'{swatch} {_line(layer, home, live)}')}{td('kind', _role(layer))}"
+            f"{td('life', strip, _life_words(layer, timeline, axis))}</tr>"
+        )
+    heads = (("Size", "num"), ("Share", "num"), ("Line", "made"), ("What it is", "kind"), ("When", "life"))
+    return table("What holds the memory", heads, rows, ("layers",))
+
+
+def _line(layer: Layer, home: Home | None, live: bool) -> str:
+    source = _source(layer)
+    if source is None:
+        return escape(_what(layer)) or escape(_role(layer))
+    where = escape(near(source, home))
+    place = f'<span class="remat-place">{where}</span>'
+    if live:
+        place = (
+            f'<button type="button" class="remat-link remat-place" data-pick="{line_key(source)}" aria-pressed="false" '
+            f'title="Mark this line everywhere; once more takes it back" {KEYS}>{where}</button>'
+        )
+    return f"{expression_html(source.expression)}, {place}"
+
+
+# ------------------------------------------------------------------------------------------------------- for a script
+
+
+def _lookup(timeline: Timeline, found: Sequence[Layer], shown: Sequence[int], axis: _Axis, said: str) -> str:
+    """The attribute that a script reads what is held in each column from."""
+
+    def changes(values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """The columns from which on something else is so."""
+        return [(at, value) for at, value in enumerate(values) if not at or value != values[at - 1]]
+
+    told = {
+        "columns": COLUMNS,
+        "said": [
+            printable(f"{_time(axis, (column + 0.5) / COLUMNS)}{runs(timeline.moments[moment])}")
+            for column, moment in enumerate(shown)
+        ],
+        "held": [changes([layer.held[moment] for moment in shown]) for layer in found],
+        "peak": shown.index(timeline.peak) if timeline.peak in shown else 0,
+        "atPeak": printable(said),
+    }
+    return f' data-time="{html.escape(json.dumps(told, separators=(",", ":")))}"'

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 
 from remat_magic.records import Measurement, XlaBuffer, XlaMemory
 from remat_magic.views import format as fmt
-from remat_magic.views.svg import Frame, colours, element, text
+from remat_magic.views.svg import element
 from remat_magic.views.tables import HeldRow, held_table
 
 _POINTS = 720  # steps drawn at most; of several in one place the highest is
-XLA_STYLE = (
-    f".remat-svg .remat-xla{{fill:none;stroke:{colours['fg']};stroke-width:2}}"
-    f".remat-svg .remat-xla-peak{{fill:{colours['back']};stroke:{colours['fg']};stroke-width:2}}"
-)
 _ROLES = {
     "argument": "arguments",
     "output": "results",
@@ -30,14 +26,14 @@ def xla_name(measured: Measurement) -> str:
     return f"XLA for {measured.device}"
 
 
-def xla_curve(frame: Frame, memory: XlaMemory, backward: float | None, end: float) -> str:
-    """The curve, with its peak.
+def xla_curve(memory: XlaMemory, backward: float | None, most: float, width: int) -> str:
+    """The curve, in a picture that is 100 high.
 
     Args:
-        frame: where it is drawn.
         memory: what XLA holds in each of its steps.
-        backward: where the backward pass begins on the frame's horizontal axis, None where there is none.
-        end: where the last pass ends.
+        backward: the part of the picture before the backward pass, None where there is none.
+        most: the bytes at its upper end.
+        width: of the picture.
     """
     steps = len(memory.held)
     split = memory.backward if backward is not None and memory.backward else None
@@ -45,35 +41,21 @@ def xla_curve(frame: Frame, memory: XlaMemory, backward: float | None, end: floa
     def across(step: float) -> float:
         """XLA's steps are stretched: its passes begin where the estimate's do."""
         if split is None or backward is None:
-            return frame.x(end * step / steps)
+            return width * step / steps
         if step < split:
-            return frame.x(backward * step / split)
-        return frame.x(backward + (end - backward) * (step - split) / max(1, steps - split))
+            return width * backward * step / split
+        return width * (backward + (1 - backward) * (step - split) / max(1, steps - split))
 
     edges = {number * steps // _POINTS for number in range(_POINTS + 1)} | (
         {split} if split is not None else set[int]()
     )
     stretches = [(first, last) for first, last in itertools.pairwise(sorted(edges))]
     path = "".join(
-        f"{'L' if number else 'M'}{across(first):.1f},{(y := frame.y(max(memory.held[first:last]))):.1f}"
-        f"L{across(last):.1f},{y:.1f}"
+        f"{'L' if number else 'M'}{across(first):.1f},{(y := 100 - 100 * max(memory.held[first:last]) / most):.2f}"
+        f"L{across(last):.1f},{y:.2f}"
         for number, (first, last) in enumerate(stretches)
     )
-    x, y = across(memory.peak + 0.5), frame.y(memory.peak_bytes)
-    peak = element("circle", cx=x, cy=y, r=4, class_="remat-xla-peak")
-    place = (x - frame.left) / (frame.right - frame.left) * frame.most_x
-    return element("g", element("path", d=path, class_="remat-xla"), data_stretch="") + element(
-        "g", peak, data_place=f"{place:.2f}"
-    )
-
-
-def xla_legend(x: float, y: float, label: str) -> str:
-    """The line and its name."""
-    return (
-        element("line", x1=x, x2=x + 16, y1=y - 4, y2=y - 4, class_="remat-xla")
-        + element("circle", cx=x + 8, cy=y - 4, r=3, class_="remat-xla-peak")
-        + text(x + 21, y, label, class_="remat-axis")
-    )
+    return element("path", d=path, class_="remat-xla")
 
 
 def xla_words(measured: Measurement, memory: XlaMemory) -> str:

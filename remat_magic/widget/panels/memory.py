@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from remat_magic.records import Measurement
+from remat_magic.units import is_bytes
 from remat_magic.views.timeline import timeline_html
 from remat_magic.widget.panel import OnDemand, Request
 
@@ -32,7 +34,10 @@ class Memory(OnDemand):
         self._asked[key] = request
         arguments = self._live.arguments(request.policy, request.at)
         timeline = self._live.trace.timeline(*arguments, device=request.device)
-        return timeline_html(timeline, compiled=self._live.measurements().get(key), live=True)
+        if is_bytes(device):  # as on some device, but of none is it told how fast it is
+            timeline = replace(timeline, seconds=())
+        size, compiled = self._live.devices.get(device), self._live.measurements().get(key)
+        return timeline_html(timeline, compiled, (device, size) if size else None, live=True)
 
     def _compiled(self, measured: Measurement) -> None:
         """Tell anew what the reader has opened before it was compiled; on the compiling thread."""
