@@ -185,7 +185,7 @@ def _code(donated: Donation, name: str) -> str:
     found = [] if tree is None else jits(tree, name, line)
     jit = found[0] if len(found) == 1 else None
     option, value = donated.written(jit)
-    after = f"the caller may not use {' and '.join(donated.names)} afterwards"
+    after = f"donates {', '.join(donated.names)}"
     if jit is None:
         name = name if name.isidentifier() else "step"
         return f"{name} = {'eqx.filter_jit' if donated.option else 'jax.jit'}({name}, {option}={value})  # {after}"

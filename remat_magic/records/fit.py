@@ -70,7 +70,7 @@ class FitChoice(Displayed):
     @property
     def caution(self) -> str:
         """One sentence on what the caller must heed; empty where there is nothing."""
-        return f"The caller may not use {' and '.join(self.donate)} after the call." if self.donate else ""
+        return f"The caller may not use {', '.join(self.donate)} after the call." if self.donate else ""
 
     @property
     def cost(self) -> tuple[float, float]:

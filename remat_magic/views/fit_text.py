@@ -129,7 +129,10 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str]) -> _Parts:
 
     def fill(room: int, code: _Code) -> list[RenderableType]:
         best = offered[0].choice if offered else None
-        return _headed(f"{best.what}, as code", *code(best.code, room - 2)) if best and best.code and room > 3 else []
+        if best is None or not best.code or room <= 3:
+            return []
+        caution = [Text(best.caution)] if best.caution else []
+        return _headed(f"{best.what}, as code", *code(best.code, room - 2 - len(caution)), *caution)
 
     return above, fill, below
 
