@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from remat_magic.records import GradientDifference, Measurement, RematError, Report
+from remat_magic.records import Exhausted, GradientDifference, Measurement, RematError, Report
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import devices, policies
     from remat_magic.api import Trace, catch, catching, check_gradients, trace
+    from remat_magic.measuring.explain import explain
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
@@ -25,6 +26,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Comparison",
+    "Exhausted",
     "GradientDifference",
     "Measurement",
     "Measuring",
@@ -35,6 +37,7 @@ __all__ = [
     "catching",
     "check_gradients",
     "devices",
+    "explain",
     "load_plan",
     "mesh",
     "policies",
@@ -52,6 +55,7 @@ _LAZY = {
     "check_gradients": "remat_magic.api",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
+    "explain": "remat_magic.measuring.explain",
     "mesh": "remat_magic.meshes",
     "show": "remat_magic.widget.show",
 }

@@ -79,3 +79,50 @@ def test_without_an_accelerator_a_device_must_be_named() -> None:
         trace.fit()
     with pytest.raises(rm.RematError, match="TPU v5"):
         trace.fit("TPU v55")
+
+
+def other_order(x: Any, params: Any) -> Any:
+    return blocks()[0](params, x)
+
+
+def microbatches(params: Any, x: Any) -> Any:
+    return jax.lax.map(lambda part: blocks()[0](params, part), x.reshape(4, -1, x.shape[-1])).sum()
+
+
+def sgd(params: Any, key: Any, x: Any) -> Any:
+    grads = jax.grad(blocks()[0])(params, x + jax.random.normal(key, x.shape[-1:]))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+KEY = jax.ShapeDtypeStruct((2,), "uint32")
+BATCHES = {
+    "unrolled": lambda size: (blocks()[0], (*blocks()[1][:1], blocks(batch=size)[1][1])),
+    "scanned": lambda size: blocks(scanned=True, batch=size),
+    "before the parameters": lambda size: (other_order, blocks(batch=size)[1][::-1]),
+    "in parts": lambda size: (microbatches, blocks(batch=size)[1]),
+    "a step": lambda size: (sgd, (blocks()[1][0], KEY, blocks(batch=size)[1][1])),
+}
+
+
+@pytest.mark.parametrize("limit", ["200 MB", "1 GB"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_largest_batch_fits_and_one_more_does_not(name: str, limit: str) -> None:
+    fun, args = BATCHES[name](512)
+    fit = rm.trace(fun, *args).fit(limit)
+    batch = fit.largest_batch
+    assert batch is not None
+    one_more = 4 if name == "in parts" else 1
+    for size, fits in ((batch, True), (batch // one_more * one_more + one_more, False)):
+        fun, args = BATCHES[name](size)
+        assert (rm.trace(fun, *args).report(device="H100 SXM").peak_high <= fit.capacity_bytes) is fits
+
+
+@pytest.mark.parametrize(
+    ("fun", "args"),
+    [
+        (lambda w: jnp.tanh(w @ w).sum(), (jax.ShapeDtypeStruct((8, 8), "float32"),)),
+        (lambda x: jnp.sin(x), (jax.ShapeDtypeStruct((), "float32"),)),
+    ],
+)
+def test_no_batch_is_no_answer(fun: Any, args: Any) -> None:
+    assert rm.trace(fun, *args).fit("1 MB").largest_batch is None

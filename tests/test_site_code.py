@@ -228,9 +228,7 @@ def test_what_to_write_is_right_as_it_stands(module, name, policy):  # noqa: F81
         assert str(path) == str(other)
         np.testing.assert_array_equal(old, new)
     if name == "a function in a module of linen":  # which groups of its calls are given, too
-        assert "nn.remat(group)  # group(self, ...): 2 of these" in trace.report(
-            "nothing_saveable", f"{at}/2"
-        ).code.replace(", policy=jax.checkpoint_policies.nothing_saveable", "")
+        assert "nn.remat(group)  # group(self, ...): 2 of these" in trace.report("nothing_saveable", f"{at}/2").code
     expected = answers(trace.report(policy or "nothing_saveable", at))
     assert answers(rm.trace(pasted.f, again, f32(2, 4)).report()) == expected
     if policy and whose != "haiku" and name not in ("a function in a module of linen", "a layer of linen"):
@@ -357,7 +355,7 @@ def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # n
                 x, _ = block(x, w)
             return SCANNED.sum()
     """
-    group = "jax.checkpoint(group, policy=jax.checkpoint_policies.nothing_saveable)"
+    group = "jax.checkpoint(group)"
     scan = "jax.lax.scan(jax.checkpoint("
     said = "group(...): 2 of these calls"
     for scanned, both in (("x", False), ("jax.lax.scan(block, x, jnp.stack(ws))[0]", True)):

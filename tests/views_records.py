@@ -104,7 +104,7 @@ def blocks(layers, *, names=True):
 def fragments(report):
     """What the widget shows of a report, part by part."""
     return {
-        "totals": line_html(report),
+        "totals": "; ".join(line_html(report)),
         "notes": notes_html(report),
         "residuals": residuals_html(report),
         "recomputed": recomputed_html(report),

@@ -8,6 +8,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import jax
@@ -155,14 +156,18 @@ class Engine:
                 raise RematError(f"XLA cannot be asked how {self.primal.name} is spread over the devices: {why}.")
         return other
 
-    def retraced(self, fun: Any) -> Self:
+    def retraced(self, fun: Any, leading: Mapping[str, int] | None = None) -> Self:
         """One of another function with arguments of the same types, under the same settings.
+
+        Args:
+            fun: the function.
+            leading: other sizes of the first dimension, by the names of leaves.
 
         Raises:
             Exception: whatever ``fun`` itself raises.
         """
         given, signature = self.given, self.given.signature
-        args, kwargs = self.inputs_again()
+        args, kwargs = self.inputs_again(leading or {})
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self.inside is None else None
         gradient = ITSELF if self.inside is None else self.inside.call.key
@@ -170,11 +175,11 @@ class Engine:
             other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
         return other.of_one_device() if given.however_long else other
 
-    def inputs_again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs_again(self, leading: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the same types as those that the function was traced with, and the static ones themselves."""
         signature = self.given.signature
         assert isinstance(signature, Signature)  # not that of a function inside
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
+        arrays = [_of_type(leaf.value, leaf.sharding, leading.get(leaf.name)) for leaf in signature.arrays]
         return signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
 
     @property
@@ -387,12 +392,12 @@ def _traced(
         raise
 
 
-def _of_type(aval: Any, sharding: Any) -> Any:
-    """A stand-in for an argument of a type."""
-    if isinstance(aval, jax.ShapeDtypeStruct):
+def _of_type(aval: Any, sharding: Any, leading: int | None = None) -> Any:
+    """A stand-in for an argument of a type; ``leading`` is another size of its first dimension."""
+    if isinstance(aval, jax.ShapeDtypeStruct) and leading is None:
         return aval
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
+    weak, shape = getattr(aval, "weak_type", False), aval.shape if leading is None else (leading, *aval.shape[1:])
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -108,7 +108,7 @@ class Selector:
                 return self._at_sites(resolved, at, (self._own,))
             written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
             whole = None if written else resolved.policy
-            code = f"{self._function} = jax.checkpoint({self._function}, policy={resolved.code})" if whole else ""
+            code = f"{self._function} = jax.checkpoint({self._function}{_option(resolved)})" if whole else ""
             return Selection(resolved.key, at, whole, (), code, resolved.notes)
         if at == "sites":
             if not self._sites:
@@ -147,15 +147,17 @@ class Selector:
             if all(text.lstrip().startswith("@") for text in texts):
                 own = re.search(r"[\w.]*(checkpoint|remat)\b", texts[0])  # a library's, as eqx.filter_checkpoint
                 wrapper = own[0] if own else "jax.checkpoint"
-                code = f"@functools.partial({wrapper}, policy={resolved.code})  # on {', '.join(functions)}"
+                option = _option(resolved)
+                decorator = f"@functools.partial({wrapper}{option})" if option else f"@{wrapper}"
+                code = f"{decorator}  # on {', '.join(functions)}"
             else:
-                code = "; ".join(f"jax.checkpoint({name}, policy={resolved.code})" for name in functions)
+                code = "; ".join(f"jax.checkpoint({name}{_option(resolved)})" for name in functions)
         return Selection(resolved.key, at, None, pairs, code, resolved.notes)
 
     def _at_calls(self, resolved: Resolved, at: str) -> Selection:
         if resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT:
             return Selection(resolved.key, at, None, (), "", resolved.notes)
-        code = self._possible.code(at, resolved.code)
+        code = self._possible.code(at, _code(resolved))
         return Selection(resolved.key, at, None, ((at, resolved.policy),), code, resolved.notes)
 
     def _check(self, key: str) -> None:
@@ -168,6 +170,17 @@ class Selector:
         listed = ", ".join(map(repr, ["function", *places[:_PLACES]])) + (", ..." if len(places) > _PLACES else "")
         has = f"did you mean {close[0]!r}?" if close else f"its places are {listed}."
         raise RematError(f"{self._function} has no checkpoint site {key!r}: {has}")
+
+
+def _code(resolved: Resolved) -> str:
+    """A policy as code for ``policy=``; empty for the one that a checkpoint has by itself."""
+    return "" if resolved.key == "nothing_saveable" else resolved.code
+
+
+def _option(resolved: Resolved) -> str:
+    """The argument of a checkpoint for a policy."""
+    code = _code(resolved)
+    return f", policy={code}" if code else ""
 
 
 def policy_of_each(text: str) -> dict[str, str]:

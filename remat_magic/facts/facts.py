@@ -187,7 +187,8 @@ class Variant:
     def _report(self, memory: DeviceMemory, *, full: bool = True) -> Report:
         if self.selection.donate:
             other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
-            report = replace(other.report(memory) if full else other.figures(memory), label=self.selection.label)
+            report, own = other.report(memory) if full else other.figures(memory), self.selection
+            report = replace(report, policy=own.policy, label=own.label, code=own.code)
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:

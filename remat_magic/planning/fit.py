@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat_magic import devices, units
+from remat_magic import _jax, devices, units
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
@@ -26,6 +26,10 @@ LIKE = "H100 SXM"
 
 _MOST = 40  # choices that are tried
 _LOWER = 0.99  # of a peak: what is above that is hardly lower
+_FIRST = 5  # choices that are told of before another batch is traced
+_TRACED = 3  # batches that are traced
+_PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
+_CANDIDATES = 2  # sizes that may be the batch
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
 
@@ -85,20 +89,17 @@ def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
         yield replace(blank, not_tried=(report.backward_error,), progress=Progress(1, 1))
         return
     blank = replace(blank, timeline=written.timeline(target.memory))
-    batch: int | None = None
-    asked = False
+    batch, asked = None, False
     for progress in search.run(False, _MOST, plans=True, whole=target.device is not None):
-        found = replace(
+        if not asked and (progress.done >= _FIRST or progress.finished):
+            asked, batch = True, largest_batch(facts, target, report)
+        yield replace(
             blank,
             tried=view.ordered(search.reports.values(), search.failed),
             not_tried=search.not_tried,
             progress=progress,
             largest_batch=batch,
         )
-        if progress.done == progress.total and not asked:
-            batch = largest_batch(facts, target, report)
-            asked, found = True, replace(found, largest_batch=batch)
-        yield found
 
 
 # ------------------------------------------------------------------------------------------------------ the choices
@@ -141,7 +142,7 @@ class _View:
             if known and self._flops
             else None,
             saved_bytes=report.saved_bytes,
-            code=plan.code if plan else report.code,
+            code=with_imports(plan.code if plan else report.code),
             plan=plan,
             unusable=unusable,
         )
@@ -279,11 +280,95 @@ def _place(facts: Facts, at: str) -> str:
     return f"each {group} calls of {name}" if group else name
 
 
+def with_imports(code: str) -> str:
+    """Code to paste, with what it needs that a program with JAX may not have."""
+    return f"import functools\n\n{code}" if "functools." in code.partition("  # ")[0] else code
+
+
 # ------------------------------------------------------------------------------------------------------ the batch
 
 
 def largest_batch(facts: Facts, target: Target, written: Report) -> int | None:
-    """The largest batch with which the program as written fits, by a line through the peaks at two; None if unknown."""
-    arrays = facts.engine.given.signature.arrays
-    del arrays, target, written
+    """The largest batch with which the program as written fits, by lines through what it needs at two; None if unknown.
+
+    It is a batch that was traced and fits. The function is traced anew for each, which whoever counts its calls sees.
+    """
+    for batch, leaves in _batches(facts):
+        needed = {batch: written.peak_high or 0}
+        size = _doubled(facts, target.capacity, batch, leaves, needed[batch])
+        for _ in range(_TRACED):
+            if size in needed:
+                break
+            for part in _PARTS_OF_BATCH:  # a batch may be cut into equal parts, or lie on several devices
+                size -= size % part
+                high = _needed(facts, target, dict.fromkeys(leaves, size)) if size and size not in needed else None
+                if high is not None:
+                    needed[size] = high
+                    break
+            else:
+                break
+            size = _between(needed, target.capacity)
+        if len(needed) > 1:
+            return max((size for size, high in needed.items() if high <= target.capacity), default=None)
     return None
+
+
+def _batches(facts: Facts) -> Iterator[tuple[int, list[str]]]:
+    """What may be the batch: a size, and the leaves whose first dimension is as large; the likeliest first.
+
+    Of a training step it is what the gradient reads besides the parameters. Otherwise parameters are not told apart:
+    numbers that are no floating-point ones come first, then the last arguments, of those whose arrays are all alike.
+    """
+    engine = facts.engine
+    arrays = [leaf for leaf in engine.given.signature.arrays if len(leaf.value.shape) and not _jax.is_key(leaf.value)]
+    leaves = arrays
+    roles = dict[str, str]()
+    if engine.step is not None:
+        roles = {leaf.name: role for leaf, role in zip(engine.given.signature.arrays, engine.step.roles, strict=True)}
+        leaves = [leaf for leaf in leaves if roles[leaf.name] == "batch"]
+    else:
+        sizes = dict[str, set[int]]()
+        for leaf in leaves:
+            sizes.setdefault(leaf.argument, set()).add(leaf.value.shape[0])
+        leaves = [leaf for leaf in leaves if len(sizes[leaf.argument]) == 1]
+    last_first = [leaf for kind in (False, True) for leaf in reversed(leaves) if leaf.differentiated is kind]
+    for size in list(dict.fromkeys(leaf.value.shape[0] for leaf in last_first))[:_CANDIDATES]:
+        alike = [leaf for leaf in last_first if leaf.value.shape[0] == size]
+        if roles or len(alike) < len(arrays):  # else nothing is left for parameters
+            yield size, [leaf.name for leaf in alike]
+        if not roles and len({leaf.argument for leaf in alike}) > 1:  # a square matrix of weights may be as large
+            yield size, [leaf.name for leaf in alike if leaf.argument != alike[-1].argument]
+
+
+def _doubled(facts: Facts, capacity: int, batch: int, leaves: Sequence[str], high: int) -> int:
+    """A batch near the one that fits: most programs take halves and doubles of their batch."""
+    given = facts.engine.given.signature.arrays
+    fixed = sum(_jax.nbytes(leaf.value) for leaf in given if leaf.name not in leaves)
+    guess = batch * max(capacity - fixed, 1) / max(high - fixed, 1)
+    power = math.floor(math.log2(guess / batch)) or (1 if high <= capacity else -1)
+    while power < 0 and batch % 2**-power:
+        power += 1
+    return batch * 2**power if power > 0 else batch // 2**-power if power else max(1, min(int(guess), batch - 1))
+
+
+def _between(needed: Mapping[int, int], capacity: int) -> int:
+    """The next batch to trace: where the line through the two nearest to the capacity meets it."""
+    fitting = [size for size, high in needed.items() if high <= capacity]
+    others = [size for size in needed if size not in fitting]
+    low, high = max(fitting, default=0), min(others, default=0)
+    one, other = (low, high) if fitting and others else sorted(fitting)[-2:] if fitting else sorted(others)[:2]
+    slope = (needed[other] - needed[one]) / (other - one)
+    if slope <= 0:
+        return low
+    size = math.floor(one + (capacity - needed[one]) / slope)
+    return max(low, min(size, high - 1) if others else size)
+
+
+def _needed(facts: Facts, target: Target, leading: Mapping[str, int]) -> int | None:
+    """What the program needs at most with arguments of other sizes; None where it takes none such."""
+    engine = facts.engine
+    try:
+        other = Facts(engine.retraced(engine.given.fun, leading))
+        return other.under().figures(target.memory).peak_high
+    except Exception:  # noqa: BLE001 - whatever the user's function raises when it is given another batch
+        return None

@@ -15,6 +15,7 @@ from remat_magic.records.choice import Choice, Parameter
 from remat_magic.records.comparison import Comparison
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
+from remat_magic.records.exhausted import Exhausted, ExhaustedBuffer
 from remat_magic.records.fit import Fit, FitChoice
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
@@ -55,6 +56,8 @@ __all__ = [
     "EditedName",
     "Effort",
     "Equation",
+    "Exhausted",
+    "ExhaustedBuffer",
     "FileEdit",
     "Fit",
     "FitChoice",

@@ -12,6 +12,7 @@ from remat_magic.records import (
     Advice,
     Comparison,
     Edit,
+    Exhausted,
     Fit,
     FitChoice,
     Places,
@@ -25,12 +26,13 @@ from remat_magic.views import answer, compare
 from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
 from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
+from remat_magic.views.exhausted import exhausted_html, exhausted_rows, exhausted_sentences
 from remat_magic.views.fit import fit_html
 from remat_magic.views.fit_text import Answer
 from remat_magic.views.format import escape
 from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import plan_html, plan_rows, plan_sentences
-from remat_magic.views.tables import TOP_ROWS
+from remat_magic.views.tables import TOP_ROWS, HeldRow
 from remat_magic.views.text import Text, grid, printed
 from remat_magic.views.timeline import held_rows, timeline_html
 from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
@@ -52,6 +54,8 @@ def html(record: Any) -> str:
             return static(timeline_html(record))
         case Fit():
             return static(fit_html(record))
+        case Exhausted():
+            return static(exhausted_html(record))
         case FitChoice():
             return static(f'<pre style="font-family:monospace">{escape(text(record))}</pre>')
         case Comparison():
@@ -87,6 +91,9 @@ def renderable(record: Any) -> RenderableType:
             return Group(*map(Text, sentences), diff)
         case Timeline():
             return Group(Text(line(record)), _table(("Size", "Kind", "What", "Source"), held_rows(record)[:TOP_ROWS]))
+        case Exhausted():
+            sentences = map(Text, exhausted_sentences(record))
+            return Group(*sentences, *([_held(exhausted_rows(record))] if record.buffers else []))
         case Comparison():
             return compare.render(record)
         case [WhatIf(), *_]:
@@ -105,6 +112,8 @@ def line(record: Any) -> str:
         verdict, rest = answer.verdict(record.as_written, record.capacity_bytes)
         of = one_line(f"{record.function or 'a function'} on {answer.memory(record)}", 100)
         return f"<Fit of {of}: {verdict.lower()}, {answer.needed(record.as_written)} {rest}>"
+    if isinstance(record, Exhausted):
+        return f"<Exhausted: {exhausted_sentences(record)[0].removesuffix('.')}>"
     of = record.function or "a function"
     if isinstance(record, Comparison):
         kind, what = ("Places", "choices") if isinstance(record, Places) else ("Comparison", "policies")
@@ -141,6 +150,15 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableTyp
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def _held(rows: Sequence[HeldRow]) -> RenderableType:
+    cells = [(fmt.nbytes(row.nbytes), _typed(row), row.kind, row.what, fmt.location(row.source)) for row in rows]
+    return _table(("Size", "Type", "Kind", "What", "Source"), cells[:TOP_ROWS])
+
+
+def _typed(row: HeldRow) -> str:
+    return f"{row.type} x{row.count}" if row.count > 1 else row.type
 
 
 def _place(span: SourceSpan | None) -> str:

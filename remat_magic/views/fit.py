@@ -44,7 +44,7 @@ def saves_html(report: Report) -> str:
 def answer_html(fit: Fit) -> str:
     """All of it without a script; ``fit`` is of what is shown."""
     report, timeline = fit.report, fit.timeline
-    memory = (fit.device or fmt.nbytes(fit.capacity_bytes), fit.capacity_bytes)
+    memory = (fit.device or "limit", fit.capacity_bytes)
     bar = peak_bar_html(report, memory) if report else ""
     takes = takes_html(timeline, report) if report and timeline and not fit.fits else ""
     return (
@@ -86,6 +86,16 @@ def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "
     if fit is not None and _is_written(choice):
         parts += [_mute(sentence) for sentence in [_nothing(fit), answer.batch(fit)] if sentence]
     return " ".join(filter(None, parts))
+
+
+def back_html(fit: Fit) -> str:
+    """The way back to the program as it is written, with what that needs."""
+    written, needed = fit.as_written, fit.needed_bytes
+    needs = "" if needed is None else f" needs {fmt.nbytes(needed)}"
+    return (
+        f'<button type="button" class="remat-link" data-policy="as_written" data-at="{html.escape(written.at)}" '
+        f'title="Show it as written" {KEYS}>as written{needs}</button>'
+    )
 
 
 def _nothing(fit: Fit) -> str:
@@ -156,7 +166,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
 
 def _change(row: answer.Offered, live: bool) -> str:
     choice = row.choice
-    key, at, text = html.escape(choice.key), html.escape(choice.at), choice.what
+    key, at, text = html.escape(choice.key), html.escape(choice.at), _told(choice)
     kind = {True: "remat-yes", False: "remat-no", None: "remat-mute"}[choice.fits]
     buttons = ""
     if live:
@@ -168,10 +178,17 @@ def _change(row: answer.Offered, live: bool) -> str:
         )
     return (
         f'<tr data-row="{key}" data-at="{at}">'
-        f'<td><div class="remat-clip" title="{escape(text)}"><span>{_with_code(text)}</span></div></td>'
+        f"<td>{_with_code(text)}</td>"
         f'<td class="remat-num" title="{_exactly(choice)}"><b>{row.needed}</b></td>'
         f'<td class="{kind}">{row.fits}</td><td class="remat-num">{row.cost}</td>{buttons}</tr>'
     )
+
+
+def _told(choice: FitChoice) -> str:
+    """What a choice is, with what it donates at its end: that is the same for many."""
+    donated = f"donate {', '.join(choice.donate)}"
+    other = choice.what.removeprefix(f"{donated} and ") if choice.donate else choice.what
+    return other if other == choice.what else f"{other}; {donated}"
 
 
 def _exactly(choice: FitChoice) -> str:
@@ -217,7 +234,7 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
     remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
     diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
-        f'<div class="remat-diff-head"><b>{_with_code(choice.what)}</b> {said} {verified}'
+        f'<div class="remat-diff-head"><b>{_with_code(_told(choice))}</b> {said} {verified}'
         f'<span class="remat-buttons">{apply}{close}</span></div>'
         f"{f'<ul class=remat-findings>{remarks}</ul>' if remarks else ''}{diffs}"
     )
@@ -241,7 +258,7 @@ def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
             {
                 "policy": choice.key,
                 "at": choice.at,
-                "what": choice.what,
+                "what": _told(choice),
                 "needed": fmt.nbytes(choice.needed_bytes or 0) if known else "",
                 "time": answer.cost(choice) if known else "",
                 "fits": answer.fits(choice) if known else "",

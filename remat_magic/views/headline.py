@@ -33,17 +33,17 @@ def head_html(signature: str, function: str, step: str, wrt: Iterable[str], titl
         told = f"<b>{escape(step)}</b> gradient of <code>{text}</code>"
     names = ", ".join(wrt)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(names)}</small>' if names else ""
-    came = f' <span class="remat-title">{escape(title)}</span>' if title else ""
+    came = f' <small class="remat-title">{escape(title)}</small>' if title else ""
     hover = escape(" ".join(filter(None, [signature, f"differentiated: {names}." if names else "", title])))
-    return f'<span class="remat-signature" title="{hover}">{told}{differentiated}{came}</span>'
+    return f'<span class="remat-signature" title="{hover}">{told}{came}{differentiated}</span>'
 
 
-# What the line of a choice tells, by its total, and how it says it; the others are told with what is rarer.
+# What the line of a choice tells, by its total, and how it says it; the others are rarer.
 _SAID = {"saved": "saves", "offloaded": "offloads", "repeated": "repeats"}
 
 
-def line_html(report: Report, saved_bytes: int | None = None) -> str:
-    """What a choice saves and repeats, as one sentence, and then what is rarer.
+def line_html(report: Report, saved_bytes: int | None = None) -> tuple[str, str]:
+    """What a choice saves and repeats, as one sentence, and what else it does.
 
     Args:
         report: of the choice.
@@ -67,7 +67,7 @@ def line_html(report: Report, saved_bytes: int | None = None) -> str:
             detail = f" <small>{escape(total.detail)}</small>" if total.detail else ""
             rarer.append(f'<span class="remat-total" {attributes}>{escape(total.label)} {number}{detail}</span>')
     whose = f'<small class="remat-label">{report.of_devices}</small> ' if report.of_devices else ""
-    return f'{whose}{", ".join(said)}<span class="remat-rarer">; {"; ".join(rarer)}</span>'
+    return f"{whose}{', '.join(said)}", "; ".join(rarer)
 
 
 def notes_html(report: Report, live: bool = False) -> str:

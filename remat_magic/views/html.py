@@ -110,9 +110,10 @@ def _unfolded(report: Report, most_lines: float) -> str:
 def _head(report: Report, answer: str = "", step: str = "") -> str:
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     answer = answer or f'<div class="remat-verdict">{saves_html(report)}</div>{peak_bar_html(report)}'
+    line = "; ".join(filter(None, line_html(report)))
     return (
         f"{head_html(report.signature, report.function, step, report.wrt)}{answer}"
-        f'<div class="remat-chosen">Policy {_choice(report)}: {line_html(report)}</div>{code}{notes_html(report)}'
+        f'<div class="remat-chosen">Policy {_choice(report)}: {line}</div>{code}{notes_html(report)}'
     )
 
 

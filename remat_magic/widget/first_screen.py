@@ -85,11 +85,15 @@ class FirstScreen(Panel):
         choice = live.choice_of(report)
         timeline = live.trace.timeline(*self._arguments(request), device=live.like)
         verdict = views.verdict_html(choice, live.fit, live.capacity, self._how(choice))
+        if choice.key != "as_written" and live.fit is not None:
+            verdict += f" {views.back_html(live.fit)}"
+        line, rarer = line_html(report, timeline.saved_bytes)
         return {
             "verdict": verdict,
-            "bar": peak_bar_html(report, (live.device, live.capacity)),
+            "bar": peak_bar_html(report, live.memory),
             "takes": "" if choice.fits else views.takes_html(timeline, report),
-            "totals": line_html(report, timeline.saved_bytes),
+            "totals": line,
+            "rarer": rarer,
         }
 
     def _how(self, choice: FitChoice) -> str:

@@ -50,7 +50,8 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         '<div class="remat-diffs" data-part="diff"></div></div>'
         f'<div class="remat-controls remat-choosing" data-meanings="{html.escape(json.dumps(meanings))}">{several}{at}'
         f'{select("policy", "Policy", policies)}<span class="remat-line" data-part="totals"></span>{more_button}</div>'
-        f'<div class="remat-optional" id="{ID}more"><div class="remat-controls">{itself}'
+        f'<div class="remat-optional" id="{ID}more"><p class="remat-line" data-part="rarer"></p>'
+        f'<div class="remat-controls">{itself}'
         f"{select('against', 'Compare with', [('', 'no other'), *policies])}</div>"
         f'<p class="remat-meaning" id="{ID}meaning"></p>{_names(trace.names)}'
         f'<div class="remat-code"><code data-part="code"></code>'

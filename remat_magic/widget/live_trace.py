@@ -88,6 +88,11 @@ class LiveTrace:
         return self.device if self.is_device else LIKE if self.device else None
 
     @property
+    def memory(self) -> tuple[str, int]:
+        """What is to be fitted: what that is called, and its bytes."""
+        return (self.device if self.is_device else "limit"), self.capacity
+
+    @property
     def capacity(self) -> int:
         """The bytes that are to be enough; 0 where that is not known."""
         return (_bytes_of(self.device) if self.device else None) or 0

@@ -38,9 +38,11 @@ def _saved(device: str) -> str:
 
 def glance(report: Report) -> dict[str, Any]:
     """What is seen at first of a report, by its parts."""
+    line, rarer = line_html(report)
     return {
         "verdict": saves_html(report),
-        "totals": line_html(report),
+        "totals": line,
+        "rarer": rarer,
         "notes": notes_html(report, live=True),
     }
 

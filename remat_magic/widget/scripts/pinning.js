@@ -5,7 +5,7 @@ import { change } from "./units.js";
 
 /** Another choice, "A", that the one which is shown, "B", is compared with. @param {Widget} widget */
 export function pinning(widget) {
-  const { one, part, store } = widget;
+  const { one, all, part, store } = widget;
   /** @type {Choice | null} */
   let pinned = null;
   let asked = "";
@@ -21,7 +21,7 @@ export function pinning(widget) {
       asked = keyOf(pinned.policy, pinned.at);
       widget.send({ type: "peek", ...pinned });
     }
-    for (const extra of part("totals").querySelectorAll(".remat-against-it")) extra.remove();
+    for (const extra of all(".remat-against-it")) extra.remove();
     const parts = a?.complete && shown && widget.estimated(a);
     if (parts) showChanges(parts);
     for (const panel of Object.values(widget.panels)) panel.arrange?.();
@@ -30,8 +30,9 @@ export function pinning(widget) {
   /** @param {Record<string, string>} a */
   function showChanges(a) {
     const template = document.createElement("template");
-    template.innerHTML = a.totals;
-    for (const total of part("totals").querySelectorAll(".remat-total")) {
+    const html = a.totals + a.rarer;
+    template.innerHTML = html;
+    for (const total of all(".remat-total")) {
       const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
       const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
       const text = now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit);
