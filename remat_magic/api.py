@@ -535,6 +535,25 @@ class Trace:
         del compile
         return fitting(self.facts, device_or_bytes)
 
+    def fit_choice(
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        device_or_bytes: str | float | Device | None = None,
+        namespace: Mapping[str, Any] | None = None,
+    ) -> FitChoice:
+        """What one policy needs and the time that it adds, by estimate, as ``fit`` has it of those that it tries.
+
+        Args:
+            device_or_bytes: as for ``fit``.
+
+        Raises:
+            RematError: as ``report`` and ``fit``.
+        """
+        from remat_magic.planning.fit import fit_choice
+
+        return fit_choice(self.facts, self.facts.under(policy, at, namespace), device_or_bytes)
+
     # -------------------------------------------------------------------------------------------------------- planning
 
     def plan(

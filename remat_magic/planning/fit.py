@@ -15,7 +15,7 @@ from typing import Any
 from remat_magic import _jax, devices, units
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import offloading, times
 from remat_magic.planning.places import Search
 from remat_magic.policies import MIXED
@@ -71,6 +71,12 @@ class Target:
 def fitting(facts: Facts, device_or_bytes: str | float | devices.Device | None = None) -> Iterator[Fit]:
     """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all."""
     return _fitting(facts, Target.of(device_or_bytes))
+
+
+def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
+    """``Trace.fit_choice``."""
+    target = Target.of(device_or_bytes)
+    return _View(facts, target, facts.under().report(target.memory)).choice(chosen.report(target.memory))
 
 
 def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
-from remat_magic.records import FitChoice, RematError
+from remat_magic.records import ComparisonRow, FitChoice, RematError
 from remat_magic.views import choices
 from remat_magic.views import fit as views
 from remat_magic.views import format as fmt
@@ -181,7 +181,7 @@ class FirstScreen(Panel):
                 return None
             row = live.trace.compare([live.policy(key)], at=request.at, device=device, namespace=live.namespace).rows[0]
             # Of one alone nothing is known of the front.
-            rows.append({**choices.figures(row), "keys": [key], "front": False})
+            rows.append({**self._row(row), "keys": [key], "front": False})
             if time.monotonic() - sent_at > _TELL:
                 self._send({**request.content, "rows": [*rows], "done": False})
                 time.sleep(_PAUSE)
@@ -189,4 +189,13 @@ class FirstScreen(Panel):
         offered = {choice.key for choice in live.trace.choices()}
         besides = [live.policy(key) for key in keys if key not in offered]
         all_rows = live.trace.compare(at=request.at, device=device, namespace=live.namespace, besides=besides).rows
-        return {"rows": list(map(choices.figures, all_rows)), "done": True}
+        return {"rows": list(map(self._row, all_rows)), "done": True}
+
+    def _row(self, row: ComparisonRow) -> dict[str, Any]:
+        """A policy's figures, and with a device whether it fits, as for what was tried."""
+        live, told = self._live, choices.figures(row)
+        if not live.capacity or row.error:
+            return told
+        report = live.trace.report(*live.arguments(row.policy, row.at), device=live.like)
+        (fits,) = views.figures([live.choice_of(report)])
+        return {**told, **{name: fits[name] for name in ("needed", "time", "fits")}}

@@ -119,8 +119,8 @@ class LiveTrace:
         for choice in (self.fit.as_written, *self.fit.tried) if self.fit else ():
             if choice.key == report.policy and (choice.at == report.at or choice.key == "as_written"):
                 return choice
-        peaks = report.peak_bytes, report.peak_low, report.peak_high
-        return self.told(FitChoice(report.label, report.policy, report.at, *peaks, None))
+        policy, at, namespace = self.arguments(report.policy, report.at)
+        return self.told(self.trace.fit_choice(policy, at, self.device, namespace))
 
     def answer(self, report: Report) -> Fit | None:
         """Whether the choice of a report fits, and what to change, as known by now; None where nothing is chosen."""

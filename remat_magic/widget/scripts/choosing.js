@@ -93,8 +93,8 @@ export function choiceList(widget, which) {
 
   /** @param {FitFigures | undefined} tried @param {Figures | undefined} row */
   function figuresOf(tried, row) {
-    if (!device()) return row && LEARNING.map((column) => /** @type {any} */ (row)[column] ?? "");
-    return tried ? [tried.needed, tried.time, tried.fits] : row && [row.peak ?? "", "", ""];
+    const told = /** @type {Record<string, string> | undefined} */ (tried ?? /** @type {any} */ (row));
+    return told && columns().map((column) => told[column] ?? "");
   }
 
   /** Places, with the best that was tried at each. @returns {Entry[]} */
