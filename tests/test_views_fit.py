@@ -158,6 +158,26 @@ def test_the_bar_is_as_long_as_what_is_needed_or_as_the_device():
     assert re.findall(r"(?:width|left):([\d.]+)%", under) == ["12.50", "37.50", "100.00"]
 
 
+def test_what_was_compiled_is_drawn_as_xla_holds_it():
+    """So that bar and verdict have one number; where XLA did not tell, the bar says that it is estimated."""
+    held = [
+        LiveValue("f32[4]", 9 * GB, "residual", "fusion", source=SIN),
+        LiveValue("f32[4]", 2 * GB, "parameter", "parameter"),
+    ]
+    shown, report = choice("a", 12 * GB, 0.0, compiled=True), small(peak_bytes=4, peak_by_kind=(("residual", 4),))
+    bar, takes = views.held_html(shown, report, timeline(held[0]), held, "D", CAPACITY)
+    assert text_of(bar) == (
+        "saved for backward 9.00 GB parameters 2.00 GB allocated and not in use then 1.00 GB D 16.9 GB"
+    )
+    assert takes == ""  # it fits
+    too_big = choice("a", 30 * GB, 0.0, compiled=True)
+    bar, takes = views.held_html(too_big, report, timeline(held[0]), held, "", CAPACITY)
+    assert text_of(takes).startswith("What takes it (by estimate) 9.00 GB")
+    assert "limit 16.9 GB" in text_of(bar)
+    bar, _ = views.held_html(too_big, report, timeline(held[0]), [], "D", CAPACITY)
+    assert text_of(bar).startswith("by estimate, 4 B: saved for backward 4 B")
+
+
 def test_names_are_text():
     evil = replace(ALL, what=EVIL, policy=EVIL, at=EVIL, unusable="")
     edit = Edit(EVIL, EVIL, EVIL, (FileEdit(EVIL, None, EVIL, f"{EVIL}\n"),), differences=(EVIL,))

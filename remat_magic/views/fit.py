@@ -6,12 +6,12 @@ import html
 import re
 from collections.abc import Sequence
 
-from remat_magic.records import Edit, Fit, FitChoice, Measurement, Report, Timeline
+from remat_magic.records import Edit, Fit, FitChoice, LiveValue, Measurement, Report, Timeline
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
 from remat_magic.views.edit import diffs_html, edit_sentences, unnamed_sentences
 from remat_magic.views.format import escape
-from remat_magic.views.peak_bar import peak_bar_html, role_of
+from remat_magic.views.peak_bar import compiled_bar_html, peak_bar_html, role_of
 from remat_magic.views.tables import KEYS
 from remat_magic.views.totals import totals
 
@@ -41,12 +41,9 @@ def saves_html(report: Report) -> str:
     return f'<strong title="{figures["saved"].exact}">{saved}</strong> {" ".join(said)}'
 
 
-def answer_html(fit: Fit) -> str:
-    """All of it without a script; ``fit`` is of what is shown."""
-    report, timeline = fit.report, fit.timeline
-    memory = (fit.device or "limit", fit.capacity_bytes)
-    bar = peak_bar_html(report, memory) if report else ""
-    takes = takes_html(timeline, report) if report and timeline and not fit.fits else ""
+def answer_html(fit: Fit, held: Sequence[LiveValue] = ()) -> str:
+    """All of it without a script; ``fit`` is of what is shown, ``held`` what XLA's program holds at its peak."""
+    bar, takes = held_html(fit.as_written, fit.report, fit.timeline, held, fit.device, fit.capacity_bytes)
     return (
         f'<div class="remat-verdict">{verdict_html(fit.as_written, fit, fit.capacity_bytes)}</div>{bar}<div '
         f'class="remat-two"><section>{takes}</section><section>{changes_html(fit, live=False)}</section></div>'
@@ -106,8 +103,30 @@ def _is_written(choice: FitChoice) -> bool:
     return choice.key == "as_written"
 
 
-def takes_html(timeline: Timeline, report: Report) -> str:
-    """What takes the memory at the peak, by line of source."""
+def held_html(
+    choice: FitChoice,
+    report: Report | None,
+    timeline: Timeline | None,
+    held: Sequence[LiveValue],
+    device: str,
+    capacity: int,
+) -> tuple[str, str]:
+    """The bar of what is held at the peak, as compiled where XLA has told, and what takes it by line of source.
+
+    That is an estimate: XLA calls all that a loop stacks by the loop. Where it fits, nobody asks for it.
+    """
+    memory = (device or "limit", capacity)
+    if report is None or timeline is None:
+        return "", ""
+    if held and choice.compiled and choice.needed_bytes is not None:
+        bar = compiled_bar_html(held, choice.needed_bytes, memory)
+    else:
+        bar = peak_bar_html(report, memory, estimate=choice.compiled)
+    return bar, "" if choice.fits else takes_html(timeline, report, estimate=choice.compiled)
+
+
+def takes_html(timeline: Timeline, report: Report, estimate: bool = False) -> str:
+    """What takes the memory at the peak, by line of source; ``estimate`` where it is to be said that this is one."""
     lines = answer.taken(timeline, report)
     if not lines:
         return ""
@@ -126,7 +145,8 @@ def takes_html(timeline: Timeline, report: Report) -> str:
             f'<tr class="remat-rest"><td class="remat-num">{fmt.nbytes(sum(line.nbytes for line in rest))}</td>'
             f"<td></td><td>{words}</td></tr>"
         )
-    return f'<h4>What takes it</h4><table class="remat-table remat-takes"><tbody>{"".join(rows)}</tbody></table>'
+    how = " <small>(by estimate)</small>" if estimate else ""
+    return f'<h4>What takes it{how}</h4><table class="remat-table remat-takes"><tbody>{"".join(rows)}</tbody></table>'
 
 
 def _size(nbytes: int) -> str:

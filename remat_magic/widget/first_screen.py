@@ -12,7 +12,6 @@ from remat_magic.views import choices
 from remat_magic.views import fit as views
 from remat_magic.views import format as fmt
 from remat_magic.views.headline import line_html
-from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.worker import Worker
@@ -87,11 +86,13 @@ class FirstScreen(Panel):
         verdict = views.verdict_html(choice, live.fit, live.capacity, self._how(choice))
         if choice.key != "as_written" and live.fit is not None:
             verdict += f" {views.back_html(live.fit)}"
+        held = live.held_by_xla(choice, timeline)
+        bar, takes = views.held_html(choice, report, timeline, held, *live.memory)
         line, rarer = line_html(report, timeline.saved_bytes)
         return {
             "verdict": verdict,
-            "bar": peak_bar_html(report, live.memory),
-            "takes": "" if choice.fits else views.takes_html(timeline, report),
+            "bar": bar,
+            "takes": takes,
             "totals": line,
             "rarer": rarer,
         }

@@ -9,8 +9,9 @@ from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Fit, FitChoice, Measurement, Plan, RematError, Report
+from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, RematError, Report, Timeline
 from remat_magic.views.fit import compilers_remarks
+from remat_magic.views.peak_bar import held_by_xla
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments to run on."""
@@ -90,7 +91,7 @@ class LiveTrace:
     @property
     def memory(self) -> tuple[str, int]:
         """What is to be fitted: what that is called, and its bytes."""
-        return (self.device if self.is_device else "limit"), self.capacity
+        return (self.device if self.is_device else ""), self.capacity
 
     @property
     def capacity(self) -> int:
@@ -137,6 +138,17 @@ class LiveTrace:
             report=on_device,
             timeline=self.trace.timeline(*arguments, device=self.like),
         )
+
+    def held_by_xla(self, choice: FitChoice, timeline: Timeline | None) -> list[LiveValue]:
+        """What XLA's program holds at its peak under a choice that was compiled; empty where it did not tell."""
+        if not choice.compiled or timeline is None or not self.is_device:
+            return []
+        measured = self.measured(choice.key, choice.at)
+        if measured is None:  # by the search: its answer is kept
+            policy, at, namespace = self.arguments(choice.key, choice.at)
+            measured = self.trace.measure(policy, at, namespace=namespace, device=self.device, seconds=0)
+            self.add_measured(self.device, [measured] if not measured.error else [])
+        return held_by_xla(measured.timeline, timeline) if measured.timeline else []
 
     def find_out(self, report: Report) -> list[str]:
         """Look for what fits now, and ask the compiler about the choice that a report is of.
