@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import devices, policies
-    from remat_magic.api import Trace, catch, catching, check_gradients, trace
+    from remat_magic.api import Trace, assert_fits, catch, catching, check_gradients, trace
     from remat_magic.measuring.explain import explain
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
@@ -33,6 +33,7 @@ __all__ = [
     "RematError",
     "Report",
     "Trace",
+    "assert_fits",
     "catch",
     "catching",
     "check_gradients",
@@ -49,6 +50,7 @@ __all__ = [
 _LAZY = {
     "trace": "remat_magic.api",
     "Trace": "remat_magic.api",
+    "assert_fits": "remat_magic.api",
     "catch": "remat_magic.api",
     "catching": "remat_magic.api",
     "load_plan": "remat_magic.records.plan",

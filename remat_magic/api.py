@@ -805,5 +805,28 @@ class Trace:
 check_gradients = Trace.check_gradients
 
 
+def assert_fits(trace: Trace, device_or_bytes: str | float | Device | None = None) -> None:
+    """Fail, as a test of your own, unless the function fits a device as it is written; see ``Trace.fit``.
+
+    That it fits is looked at first, and what would make it fit only where it does not. Where the device's compiler is
+    installed, that is what says so.
+
+    Args:
+        trace: of the function.
+        device_or_bytes: as for ``Trace.fit``.
+
+    Raises:
+        AssertionError: it does not fit, or by its range may not; it says what takes the memory, and what to change.
+        RematError: as ``Trace.fit``.
+    """
+    __tracebackhide__ = True
+    fit: Fit | None = None
+    for fit in trace.fitting(device_or_bytes):
+        if fit.fits and (fit.compiled or not fit.device or not devices.get(fit.device).compiles_here):
+            return
+    if fit is None or not fit.fits:
+        raise AssertionError(f"{trace.function_name} may not fit as it is written.\n\n{fit}")
+
+
 def _device(device: str | Device | None) -> Device | None:
     return None if device is None else devices.get(device)

@@ -167,6 +167,7 @@ def test_where_it_fits_only_what_takes_less_time_is_offered(fits):
     assert "nothing_saveable" not in shown
 
 
+@pytest.mark.slow
 def test_small_functions_are_shown_whole_and_large_ones_in_40_lines():
     """For every way in which JAX nests programs: by the number of lines that the whole would have."""
     told = set()
@@ -234,3 +235,31 @@ def test_records_of_a_fit_show_themselves(fits):
 
 def test_a_report_of_nothing_is_text_too():
     assert text(Report("none", "function")).splitlines()[-1].startswith("Does it fit?")
+
+
+def test_a_users_own_test_fails_with_the_answer():
+    trace = rm.trace(step, *STEP)
+    rm.assert_fits(trace, "1 GB")
+    with pytest.raises(AssertionError) as caught:
+        rm.assert_fits(trace, "2 MB")
+    failed = str(caught.value)
+    assert failed.splitlines()[3].startswith("DOES NOT FIT  about ")
+    assert "@jax.checkpoint on block" in failed
+    assert len(failed.splitlines()) <= MOST_LINES + 2
+    with pytest.raises(rm.RematError, match="accelerator"):
+        rm.assert_fits(trace)
+
+
+def test_what_fits_is_not_searched(monkeypatch):
+    """A test that passes takes no longer than the estimate."""
+    looked = []
+    monkeypatch.setattr(rm.planning.places.Search, "run", lambda *_, **__: looked.append(1) or iter([Progress(0, 9)]))
+    rm.assert_fits(rm.trace(step, *STEP), "1 GB")
+    assert looked == [1]
+
+
+def test_a_plan_is_shown_as_the_change_that_it_is(fits):
+    diff = "--- a.py\n+++ a.py\n@@ -1 +1 @@\n-x = f(y)\n+x = name(f(y))\n z\n"
+    shown = printed(Answer(fits["no"], diff=diff), 100)
+    assert "nothing_saveable: the change to your source\n  -x = f(y)\n  +x = name(f(y))\n" in shown
+    assert "+++" not in shown

@@ -113,8 +113,10 @@ class Session:
 
         live = LiveTrace(inspection.trace, self.namespace, device=inspection.device)
         report = live.trace.report(inspection.policy, inspection.at, self.namespace, device=live.like)
+        short = answer(live, report, inspection.title)
         if live.device or not whole:
-            shown(answer(live, report, inspection.title))
+            shown(short)
         if whole:
             peaks = f"Peaks are as on {live.like}." if live.like else inspection.title
+            print(printable(f"\n{short.diff}"))  # noqa: T201 - as it is to be applied
             shown(render(report, peaks))

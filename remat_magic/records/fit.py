@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from remat_magic.records.base import Displayed
+from remat_magic.records.base import Displayed, display
 from remat_magic.records.measurement import Progress
 from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
@@ -101,6 +101,10 @@ class Fit(Displayed):
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
     report: Report | None = field(default=None, compare=False)
     timeline: Timeline | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        """The answer in 40 lines."""
+        return display().text(self).rstrip("\n")
 
     @property
     def needed_bytes(self) -> int | None:

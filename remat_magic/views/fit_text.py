@@ -14,7 +14,7 @@ from remat_magic.views import answer
 from remat_magic.views import format as fmt
 from remat_magic.views.peak_bar import peak_parts
 from remat_magic.views.rows import recomputed_rows, residual_rows
-from remat_magic.views.text import Text, grid, render, source_words, totals_table, what_text
+from remat_magic.views.text import Text, grid, line, render, source_words, totals_table, what_text
 
 MOST_LINES = 40
 _WHOLE_LINES = 80  # of what is shown whole
@@ -35,12 +35,12 @@ class Asking:
 IN_CELL = Asking(
     'Does it fit? Name a device: --device "TPU v5e".',
     "More: --text=full prints every value and both jaxprs.",
-    "More: --text=full prints every value and both jaxprs.",
+    "More: --text=full prints the whole change, every value and both jaxprs.",
 )
 IN_PYTHON = Asking(
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
     'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',
-    "More: fit.tried has all choices; trace.edit(fit.best) writes the best into your source.",
+    "More: fit.tried has all choices; trace.edit(fit.best).diff() is the change to your source.",
 )
 
 
@@ -55,12 +55,14 @@ class Answer:
         title: a sentence to put before everything.
         asking: how to ask for more.
         remarks: sentences on where the verdict of a fit is from.
+        diff: what the plan that a fit offers first does to the user's source.
     """
 
     record: Fit | Report
     title: str = ""
     asking: Asking = IN_PYTHON
     remarks: Sequence[str] = ()
+    diff: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As rich asks."""
@@ -75,13 +77,14 @@ class Answer:
 
         title = [Text(self.title)] if self.title else []
         if isinstance(self.record, Fit):
-            above, fill, below = _fit(self.record, self.asking.more_of_fit, self.remarks)
+            above, fill, below = _fit(self.record, self.asking.more_of_fit, self.remarks, self.diff)
         else:
             report = self.record
-            whole = Group(*title, render(report, folded=True), *_sentences([self.asking.whether]))
-            if not is_large(report) and lines(whole) <= _WHOLE_LINES:
-                yield whole
-                return
+            if not is_large(report):
+                whole = Group(*title, render(report, folded=True), *_sentences([self.asking.whether]))
+                if lines(whole) <= _WHOLE_LINES:
+                    yield whole
+                    return
             above, fill, below = _saved(report, [self.asking.whether, self.asking.more], code)
         room = MOST_LINES - lines(*title, *above, *below)
         yield Group(*title, *above, *fill(room, code), *below)
@@ -99,13 +102,13 @@ _Parts = tuple[list[RenderableType], Callable[[int, _Code], list[RenderableType]
 """What stands above, what takes the lines that are left, and what stands below."""
 
 
-def _fit(fit: Fit, more: str, remarks: Iterable[str]) -> _Parts:
+def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
     name, of = answer.heading(fit)
     verdict, rest = answer.verdict(fit.as_written, fit.capacity_bytes)
     said = f"{answer.needed(fit.as_written)} {rest}{' (compiled)' * fit.compiled}".strip()
     above: list[RenderableType] = [
-        _line((name, "bold"), f": {of}" if of else "", f"  ({answer.memory(fit)})"),
-        Text.assemble((verdict.upper(), _STYLES[fit.fits]), f"  {said}"),
+        line((name, "bold"), f": {of}" if of else "", f"  ({answer.memory(fit)})"),
+        line((verdict.upper(), _STYLES[fit.fits]), f"  {said}", wrap=True),
     ]
     if fit.report is not None and (parts := peak_parts(fit.report)):
         peak = sum(nbytes for *_, nbytes in parts)
@@ -114,13 +117,13 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str]) -> _Parts:
         above.append(Text(f"At the estimated peak: {words}"))
     above += map(Text, remarks)
     if fit.timeline is not None and (lines := answer.taken(fit.timeline, fit.report)[:_TAKEN]):
-        rows = [(fmt.nbytes(line.nbytes), line.source.expression, line.where) for line in lines]
+        rows = [(fmt.nbytes(taken.nbytes), taken.source.expression, taken.where) for taken in lines]
         above += _headed("Takes it", _table(rows))
     offered, heading = answer.offered(fit), answer.what_to_do(fit)
     if offered:
         table = grid(heading, "Needed", f"Extra {answer.cost_head(offered)}", "")
         for row in offered[:_OFFERED]:
-            table.add_row(_line(row.choice.what), row.needed, row.cost, Text(row.fits, _STYLES[row.choice.fits]))
+            table.add_row(line(row.choice.what), row.needed, row.cost, Text(row.fits, _STYLES[row.choice.fits]))
         above += [Text(), table, *_more(len(offered) - _OFFERED, "more choice")]
     else:
         above += _sentences([heading])
@@ -129,19 +132,27 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str]) -> _Parts:
 
     def fill(room: int, code: _Code) -> list[RenderableType]:
         best = offered[0].choice if offered else None
-        if best is None or not best.code or room <= 3:
+        text = "\n".join(filter(None, [_changed(diff), best.code])) if best else ""
+        if best is None or not text or room <= 4:
             return []
         caution = [Text(best.caution)] if best.caution else []
-        return _headed(f"{best.what}, as code", *code(best.code, room - 2 - len(caution)), *caution)
+        how = "the change to your source" if diff else "as code"
+        return _headed(f"{best.what}: {how}", *code(text, room - 2 - 2 * len(caution)), *caution)
 
     return above, fill, below
 
 
+def _changed(diff: str) -> str:
+    """The lines that a diff takes away and adds."""
+    lines = (line for line in diff.splitlines() if not line.startswith(("---", "+++")))
+    return "\n".join(line for line in lines if line.startswith(("-", "+")))
+
+
 def _saved(report: Report, last: Sequence[str], code: _Code) -> _Parts:
     """What is saved, the largest first, in the lines that all else leaves."""
-    above: list[RenderableType] = [_line((report.signature or report.function, "bold"))]
+    above: list[RenderableType] = [line((report.signature or report.function, "bold"))]
     if report.policy != "as_written":
-        above.append(_line("policy ", (report.label, "bold"), answer.place_words(report.at)))
+        above.append(line("policy ", (report.label, "bold"), answer.place_words(report.at)))
     above += [Text(), totals_table(report)]
     below = list[RenderableType]()
     if again := [row for row in recomputed_rows(report) if row.first.repeated]:
@@ -171,25 +182,17 @@ def _source(of: Residual | Equation) -> str:
     return " ".join(filter(None, source_words(of)))
 
 
-def _line(*parts: str | tuple[str, str]) -> Text:
-    """Text on one line, cut off where that is too short."""
-    line = Text(no_wrap=True, overflow="ellipsis")
-    for part in parts:
-        line.append(*((part,) if isinstance(part, str) else part))
-    return line
-
-
 def _table(rows: Iterable[Sequence[str]]) -> Table:
     """Rows of one line each, whose first cell is a number."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row[0], *map(_line, row[1:]))
+        table.add_row(row[0], *map(line, row[1:]))
     return table
 
 
 def _headed(heading: str, *below: RenderableType) -> list[RenderableType]:
-    return [Text(), _line((heading, "bold")), *(Padding(part, (0, 0, 0, 2)) for part in below)]
+    return [Text(), line((heading, "bold")), *(Padding(part, (0, 0, 0, 2)) for part in below)]
 
 
 def _more(number: int, noun: str, size: str = "") -> list[RenderableType]:
@@ -198,7 +201,7 @@ def _more(number: int, noun: str, size: str = "") -> list[RenderableType]:
 
 def _notes(notes: Sequence[str]) -> list[RenderableType]:
     """A line of each note, as far as there is room."""
-    lines = [_line(f"Note: {' '.join(note.split())}") for note in notes[:_NOTES]]
+    lines = [line(f"Note: {' '.join(note.split())}") for note in notes[:_NOTES]]
     return [Text(), *lines, *_more(len(notes) - _NOTES, "more note")] if lines else []
 
 

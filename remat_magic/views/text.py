@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 import rich.text
-from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType, RenderResult
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.table import Table
 
 from remat_magic.records import TEXTLESS, Equation, Program, Report, Residual
@@ -39,40 +39,29 @@ class Text(rich.text.Text):
     """rich's text, which passes escape sequences on to the terminal, without them."""
 
     def __init__(
-        self,
-        text: str = "",
-        style: str = "",
-        *,
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        no_wrap: bool | None = None,
-        end: str = "\n",
-        tab_size: int | None = None,
+        self, text: str = "", style: str = "", *, overflow: OverflowMethod | None = None, no_wrap: bool | None = None
     ) -> None:
-        super().__init__(
-            printable(text), style, justify=justify, overflow=overflow, no_wrap=no_wrap, end=end, tab_size=tab_size
-        )
+        super().__init__(printable(text), style, overflow=overflow, no_wrap=no_wrap)
 
     def append(self, text: Any, style: Any = None) -> rich.text.Text:
-        """Add text; ``Text.assemble`` does so too."""
+        """Add text."""
         return super().append(printable(text) if isinstance(text, str) else text, style)
 
 
-@dataclass(frozen=True)
-class _View:
-    """What ``render`` returns: it fits itself to the console that prints it."""
+def line(*parts: str | tuple[str, str], wrap: bool = False) -> Text:
+    """Text of parts, each with its style or without.
 
-    report: Report
-    title: str
-    folded: bool
+    Args:
+        *parts: the parts.
+        wrap: whether it goes on in the next line where one is too short; else it is cut off there.
+    """
+    text = Text() if wrap else Text(no_wrap=True, overflow="ellipsis")
+    for part in parts:
+        text.append(*((part,) if isinstance(part, str) else part))
+    return text
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.title:
-            yield Text(self.title)
-        yield from _parts(self.report, self.folded)
 
-
-def render(report: Report, title: str = "", folded: bool = False) -> _View:
+def render(report: Report, title: str = "", folded: bool = False) -> Group:
     """The whole report as a rich renderable.
 
     Args:
@@ -80,7 +69,7 @@ def render(report: Report, title: str = "", folded: bool = False) -> _View:
         title: a line to put before everything, of how the report came about.
         folded: whether the parameters of operations are left out of the jaxprs where they take lines of their own.
     """
-    return _View(report, title, folded)
+    return Group(*map(Text, filter(None, [title])), *_parts(report, folded))
 
 
 def plain(report: Report, width: int = 100, title: str = "") -> str:
@@ -97,11 +86,11 @@ def printed(shown: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, folded: bool) -> Iterator[rich.text.Text | Table]:
+def _parts(report: Report, folded: bool) -> Iterator[RenderableType]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
-    yield Text.assemble("policy ", (report.label, "bold"), place_words(report.at))
+    yield line("policy ", (report.label, "bold"), place_words(report.at), wrap=True)
     yield Text()
     yield totals_table(report)
     if sentences := [*notes(report), *uncounted(report)]:
@@ -112,30 +101,21 @@ def _parts(report: Report, folded: bool) -> Iterator[rich.text.Text | Table]:
     if report.code:
         yield Text()
         yield Text(report.code, style="bold")
-    yield Text()
-    yield _heading(f"Residuals ({len(report.residuals)})")
-    yield _residuals(report) if report.residuals else Text("Nothing is saved for the backward pass.")
+    saved = _residuals(report) if report.residuals else Text("Nothing is saved for the backward pass.")
+    yield from _section(f"Residuals ({len(report.residuals)})", saved)
     if report.complete and not report.backward_error:
-        yield Text()
-        yield _heading(f"Recomputed ({len(report.recomputed)})")
-        empty = Text("The backward pass recomputes nothing.")
-        yield _recomputed(report) if report.recomputed else empty
+        again = _recomputed(report) if report.recomputed else Text("The backward pass recomputes nothing.")
+        yield from _section(f"Recomputed ({len(report.recomputed)})", again)
     if report.sites:
-        yield Text()
-        yield _heading(f"Checkpoint sites ({len(report.sites)})")
-        yield _sites(report)
+        yield from _section(f"Checkpoint sites ({len(report.sites)})", _sites(report))
     for title, jaxpr in (("Forward", report.forward), ("Backward", report.backward)):
         if jaxpr.textless or jaxpr.lines:
-            yield Text()
-            yield _heading(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}")
-            if jaxpr.textless:
-                yield Text(f"Not here: {TEXTLESS}", "dim")
-            else:
-                yield from _jaxpr(jaxpr, folded)
+            lines = [Text(f"Not here: {TEXTLESS}", "dim")] if jaxpr.textless else _jaxpr(jaxpr, folded)
+            yield from _section(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}", *lines)
 
 
-def _heading(text: str) -> Text:
-    return Text(text, style="bold underline")
+def _section(heading: str, *below: RenderableType) -> list[RenderableType]:
+    return [Text(), Text(heading, style="bold underline"), *below]
 
 
 def grid(*columns: str) -> Table:
@@ -216,19 +196,19 @@ def _sites(report: Report) -> Table:
 
 def _jaxpr(jaxpr: Program, folded: bool) -> Iterator[Text | Table]:
     table = grid()
-    parts = folded_lines(jaxpr.lines) if folded else ((line,) for line in jaxpr.lines)
-    lines = list(itertools.islice(parts, _JAXPR_LINES))
-    for line, *inside in lines:
-        letter, style = _MARKS[line.recomputation]
+    parts = folded_lines(jaxpr.lines) if folded else ((first,) for first in jaxpr.lines)
+    shown = list(itertools.islice(parts, _JAXPR_LINES))
+    for first, *inside in shown:
+        letter, style = _MARKS[first.recomputation]
         # Indentation is structure here; a wrapped table cell would drop it.
-        text = Text(line.text, style=style, overflow="fold")
+        text = Text(first.text, style=style, overflow="fold")
         if inside:
             text.append(f"…{inside[-1].text.lstrip()}")
-            line = replace(line, residuals=(*line.residuals, *inside[-1].residuals))
-        if line.residuals:
-            text.highlight_regex(residual_words(line), "bold underline")
+            first = replace(first, residuals=(*first.residuals, *inside[-1].residuals))
+        if first.residuals:
+            text.highlight_regex(residual_words(first), "bold underline")
         table.add_row(Text(letter, style=f"bold {style}"), text)
     yield table
-    hidden = len(jaxpr.lines) - sum(map(len, lines))
+    hidden = len(jaxpr.lines) - sum(map(len, shown))
     if hidden > 0:
         yield Text(f"… {hidden:,} more lines; all of them are in report.forward.text and report.backward.text", "dim")

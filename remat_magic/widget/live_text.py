@@ -6,7 +6,8 @@ import sys
 
 from rich.console import Console, RenderableType
 
-from remat_magic.records import Report
+from remat_magic.records import Fit, RematError, Report
+from remat_magic.views.answer import offered
 from remat_magic.views.fit_text import IN_CELL, Answer, is_large
 from remat_magic.views.text import printed
 from remat_magic.widget.live_trace import LiveTrace
@@ -20,7 +21,20 @@ def answer(live: LiveTrace, report: Report, title: str) -> Answer:
     if not live.capacity or not (live.is_asked_for or is_large(report)):
         return Answer(report, title, IN_CELL)
     remarks = live.find_out(report)
-    return Answer(live.answer(report) or report, title, IN_CELL, remarks)
+    fit = live.answer(report)
+    return Answer(fit or report, title, IN_CELL, remarks, _diff(live, fit) if fit else "")
+
+
+def _diff(live: LiveTrace, fit: Fit) -> str:
+    """What the plan that is offered first does to the user's source; empty where it is no plan."""
+    best = next((row.choice for row in offered(fit)), None)
+    if best is None or best.plan is None:
+        return ""
+    try:
+        edit = live.trace.edit(best.plan).best
+    except RematError:
+        return ""
+    return edit.diff() if edit.verified else ""
 
 
 def shown(part: RenderableType) -> None:
