@@ -1,17 +1,18 @@
-"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, and compilers."""
+"""``python -m remat_magic`` prints the environment: versions, what this JAX lacks, compilers; or it runs a script."""
 
 from __future__ import annotations
 
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remat_magic import _jax, devices, units
+from remat_magic import _jax, devices, script, units
 from remat_magic.api import trace
 from remat_magic.errors import RematError
 from remat_magic.measuring.elsewhere import MOST_KEPT, compiled_folder, version
@@ -79,12 +80,15 @@ def _packages() -> list[str]:
     return [match[0] for text in needed if (match := re.match(r"[\w.-]+", text))]
 
 
-def main() -> int:
-    """Print the environment; 0 if all that is needed is there."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Run a script until its training step; without one print the environment, 0 if all that is needed is there."""
+    options = script.parser().parse_args(arguments)
+    if options.script is not None:
+        return script.run(options)
     lines, complete = environment()
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if complete else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -46,7 +46,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
         set(),
     ),
-    "__main__": ({"_jax", "api", "devices", "measuring"}, {"jax"}),
+    "script": ({"records", "devices", "api"}, set()),
+    "__main__": ({"_jax", "api", "devices", "measuring", "script"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": (
@@ -234,7 +235,8 @@ WITH_JAX = "import remat_magic.api", "import remat_magic.comparing.compare"
         (WITHOUT_JAX[1], {"jax", "remat_magic.views", "remat_magic.planning"}),
         (WITHOUT_JAX[2], {"jax", "jaxlib", "ipywidgets", "anywidget"}),
         # A trace is made before anybody asks for a plan, and often nobody does.
-        (WITH_JAX[0], {"scipy", "remat_magic.planning", "remat_magic.views", "remat_magic.editing"}),
+        # After jax.extend jax 0.12 compiles all anew that the user has run.
+        (WITH_JAX[0], {"jax.extend", "scipy", "remat_magic.planning", "remat_magic.views", "remat_magic.editing"}),
         (WITH_JAX[1], {"remat_magic.views", "rich"}),
     ],
 )

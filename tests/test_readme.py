@@ -10,6 +10,7 @@ import pytest
 
 from remat_magic import devices, units
 from remat_magic.facts import ranges
+from remat_magic.script import parser
 from tests.benchmarks import estimates, programs, traffic
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +100,8 @@ def test_other_options_are_spelt_right():
     from remat_magic.notebook.magic import RematMagics
 
     quoted = {option for code in inline_code() for option in re.findall(r"(?<![\w-])--[a-z-]+", code)}
-    assert quoted - {option for action in RematMagics.remat.parser._actions for option in action.option_strings} == {
+    actions = [*RematMagics.remat.parser._actions, *parser()._actions]
+    assert quoted - {option for action in actions for option in action.option_strings} == {
         "--allow-root"  # JupyterLab's
     }
 

@@ -1,6 +1,7 @@
 """Programs are written anew one way: what is shared stays shared, and what does not change stays itself."""
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import pytest
 

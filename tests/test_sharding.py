@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import pytest
 from jax import lax

@@ -157,6 +157,6 @@ from remat_magic._jax.types import (
     type_text,
     zero_keys,
 )
-from remat_magic._jax.watch import Jitted, Stopped, watching
-from remat_magic._jax.wrappers import is_boundary
+from remat_magic._jax.watch import Jitted, Stopped, find, watching
+from remat_magic._jax.wrappers import behind_boundary, is_boundary
 from remat_magic._jax.xla_costs import Told, rematerialized, xla_communicated, xla_counts

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.extend import core
-from jax.extend.linear_util import wrap_init
+from jax._src import core
+from jax._src.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
 from remat_magic._jax.jaxprs import consts_of, function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr

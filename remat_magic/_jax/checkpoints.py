@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import no_effects
+from jax._src.core import no_effects
 
 from remat_magic._jax.jaxprs import open_jaxpr
 from remat_magic._jax.primitives import high
 from remat_magic._jax.private import JAX_VERSION, cannot, courtesy, needed
 from remat_magic.errors import RematError
 
-_remat_p = needed("jax.extend.core.primitives.remat_p")
-_name_p = needed("jax.extend.core.primitives.name_p")
+_remat_p = needed("jax._src.ad_checkpoint.remat_p")
+_name_p = needed("jax._src.ad_checkpoint.name_p")
 
 # From 0.12 on, the "high-level" primitives of jax_remat3 are instances held in one call primitive's params.
 _HIGH: list[Any] = [

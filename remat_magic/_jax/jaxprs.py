@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-import jax.extend.core as core
 import numpy as np
+from jax._src import core  # not of jax.extend: with that jax 0.12 imports settings, after which all is compiled anew
 
 from remat_magic._jax.primitives import params_key
 from remat_magic._jax.private import courtesy

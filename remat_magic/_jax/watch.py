@@ -20,6 +20,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -29,27 +30,29 @@ from remat_magic._jax.caches import is_inspecting
 from remat_magic._jax.gradients import holding
 from remat_magic._jax.jaxprs import is_jaxpr, name_stack, open_jaxpr
 from remat_magic._jax.primitives import high_params
-from remat_magic._jax.private import courtesy, do_without, lacks
+from remat_magic._jax.private import courtesy, do_without
 from remat_magic.errors import RematError
 
 _EFFECT = "only a last line that is a call is inspected, and no code is stopped at its training step"
-_infer = courtesy("jax._src.pjit._infer_params", _EFFECT)
-_keep = courtesy("jax._src.pjit._get_fastpath_data", _EFFECT)
-_jitted = courtesy("jax._src.pjit._cpp_pjit", _EFFECT)
-_trace_now = courtesy("jax._src.core.trace_ctx", _EFFECT)
-courtesy("jax._src.interpreters.ad.linearize", _EFFECT)
-_config = courtesy("jax._src.config.config_ext", _EFFECT)
+_PATHS = (
+    "pjit._infer_params",
+    "pjit._get_fastpath_data",
+    "pjit._cpp_pjit",
+    "core.trace_ctx",
+    "config.config_ext",
+    "interpreters.ad.linearize",
+)
+_infer, _keep, _jitted, _trace_now, _config, _ = _asked_for = [courtesy(f"jax._src.{path}", _EFFECT) for path in _PATHS]
 _call_compiled = Compiled.__call__
 
 _NOT_STOPPED, _STOPPED = object(), object()  # constant: each further object would be a further entry in JAX's caches
 
 
 def _made_key() -> Any:
-    try:
+    with contextlib.suppress(AttributeError, TypeError):
         return _config.Config("remat_magic_watch", None, include_in_jit_key=True, include_in_trace_context=False)
-    except (AttributeError, TypeError) as error:
-        do_without(f"jax._src.config.config_ext.Config as it was ({error})", _EFFECT)
-        return None
+    do_without("jax._src.config.config_ext.Config as it was", _EFFECT)
+    return None
 
 
 _key = _made_key()
@@ -157,10 +160,15 @@ def watching(watcher: Watcher) -> Iterator[None]:
         RematError: something is watched already, or this JAX has not what it takes.
     """
     global _state
-    lack = next((lack.name for lack in lacks() if lack.effect == _EFFECT), None)
-    if lack is not None:
+    lacking = [
+        path
+        for path, value in zip((*_PATHS, "config.config_ext.Config"), (*_asked_for, _key), strict=True)
+        if value is None
+    ]
+    if lacking:
         raise RematError(
-            f"jax {jax.__version__} has no {lack}: end the cell with the call of the step, step(state, batch)."
+            f"jax {jax.__version__} has no jax._src.{lacking[0]}, so that code cannot be stopped at its training step: "
+            "end the cell with the call of the step, or give that to rm.trace."
         )
     state, ends = _State(watcher), threading.excepthook
 
@@ -282,10 +290,22 @@ def _has_backward_pass(jaxpr: Any) -> bool:
 
 def _object_of(fun: Any, info: Any) -> Any:
     """What the user called: the object that ``jax.jit`` made of a function, or one that does just the same."""
-    kind = type(jax.jit(_object_of))
-    for one in gc.get_referrers(fun):
-        owners = gc.get_referrers(one) if type(one) is dict and one.get("_jit_info") is info else [one]
-        for owner in owners:
-            if type(owner) is kind and getattr(owner, "_jit_info", None) is info:
-                return owner
-    return _jitted(fun, info)
+    found = find(fun, lambda one: type(one) is _KIND and getattr(one, "_jit_info", None) is info)
+    return _jitted(fun, info) if found is None else found
+
+
+_KIND = type(jax.jit(_object_of))
+
+
+def find(source: Any, is_it: Callable[[Any], bool]) -> Any:
+    """The object that is meant, among what the code that runs can name, else among what refers to ``source``; or None.
+
+    The collector knows of what refers to it, but not where ``gc.freeze`` has set that aside.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for space in (frame.f_locals, frame.f_globals):
+            if (found := next(filter(is_it, [*space.values()]), None)) is not None:
+                return found
+        frame = frame.f_back
+    return next(filter(is_it, gc.get_referrers(source)), None)

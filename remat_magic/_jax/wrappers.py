@@ -43,6 +43,11 @@ def is_boundary(code: types.CodeType) -> bool:
     return code in _codes().boundary
 
 
+def behind_boundary(frame: types.FrameType) -> Any:
+    """The function that such a wrapper, whose frame this is, calls with its arguments; None of other frames."""
+    return frame.f_locals.get("fun") if is_boundary(frame.f_code) else None
+
+
 def mapped_in(fun: Any) -> tuple[Any, Callable[..., Any]] | None:
     """What this very object maps, if ``jax.vmap`` made it, and what maps another function in the same way."""
     inner = _inside(fun)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, Self
 
 import jax
 from jax.core import Tracer
 
-from remat_magic import _jax
+from remat_magic import _jax, libraries
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.records import RematError, SourceSpan
 from remat_magic.user_files import is_user_file
-from remat_magic.wording import one_line, text_of
+from remat_magic.wording import one_line, printable, text_of
 
 # Between a call of the user's and what it calls of JAX, these add no function of the user's.
 _WRAPPING = ("jax", "equinox", "flax", "haiku", "chex", "jaxtyping", "beartype", "functools", "contextlib")
@@ -35,24 +35,19 @@ class Call(NamedTuple):
 
 
 class Met(NamedTuple):
-    """A gradient that code was about to take, by the function that takes it and the line that calls that.
+    """A gradient that code was about to take: the function that takes it, and where that is called.
 
-    ``taken`` tells the one that the code was stopped at; ``is_compiled`` what was compiled ahead of time.
+    ``taken`` tells the one that the code was stopped at, ``compiled`` what was compiled ahead of time.
     """
 
     name: str
+    where: str
     caller: SourceSpan | None
     taken: bool
-    is_compiled: bool = False
+    compiled: bool = False
 
     def __str__(self) -> str:
-        if self.caller is None:
-            return self.name
-        of_main = self.caller.file == getattr(sys.modules.get("__main__"), "__file__", None)
-        place = f"line {self.caller.line}" if of_main or not self.caller.place else self.caller.place
-        return f"{self.name}, called " + (
-            f"at {place}" if "<" in self.caller.function else f"in {self.caller.function}(), {place}"
-        )
+        return f"{self.name}{self.where}"
 
 
 class Watch(contextlib.AbstractContextManager["Watch", bool]):
@@ -75,17 +70,18 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
 
     def __init__(self, take: Callable[[Call], Any], step: str | None = None, also_threads: bool = False) -> None:
         self._take, self._step = take, step
-        self._others = set[int]() if also_threads else {thread.ident for thread in threading.enumerate()}
+        self._others = weakref.WeakSet[threading.Thread](() if also_threads else threading.enumerate())
         self.call: Call | None = None
         self.result: Any = None
         self.gradients: list[Met] = []
         self.ran: dict[str, None] = {}
         self._refused: Exception | None = None
+        self._eager = False
         self._spans = Spans()
         self._watching = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._others.discard(threading.get_ident())
+        self._others.discard(threading.current_thread())
         self._watching.enter_context(_jax.watching(self))
         return self
 
@@ -94,9 +90,23 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         return isinstance(error, _jax.Stopped)
 
     @property
-    def stopped(self) -> bool:
-        """Whether the code was stopped."""
-        return any(met.taken for met in self.gradients)
+    def stopped_at(self) -> Met | None:
+        """What the code was stopped at; None where it ran on."""
+        return next((met for met in self.gradients if met.taken), None)
+
+    @property
+    def head(self) -> str:
+        """What was caught and where: ``train_step, called in main(), line 214``; empty where nothing was."""
+        return str(self.stopped_at or "")
+
+    @property
+    def note(self) -> str:
+        """What ran and what did not, in one line; empty where the code ran on."""
+        if self.stopped_at is None:
+            return ""
+        ran = f" {_listed(self.ran)} ran before." if self.ran else ""
+        eager = " It is not jitted: what the rest of the step holds is not in the figures." if self._eager else ""
+        return f"Stopped at {self.stopped_at.name}, before it ran.{ran} A `finally` may have run.{eager}"
 
     def answer(self) -> Any:
         """What ``take`` gave.
@@ -106,14 +116,14 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         """
         if self.call is not None:
             return self.result
-        met = self.gradients[-1] if self.gradients else None
-        if met is None:
-            ran = f": {', '.join(self.ran)} ran" if self.ran else ""
-            raise RematError(f"no training step came: nothing took a gradient{ran}.")
-        if not met.taken:
+        met = self.stopped_at
+        if met is None and self.gradients:
             came = "; ".join(dict.fromkeys(map(str, self.gradients)))
-            raise RematError(f"no step of the name {self._step} came. Gradients were taken in {came}.")
-        if met.is_compiled:
+            raise RematError(f"no step of the name {self._step} came. Gradients were taken by {came}.")
+        if met is None:
+            ran = f": {_listed(self.ran)} ran" if self.ran else ""
+            raise RematError(f"no training step came: nothing took a gradient{ran}.")
+        if met.compiled:
             raise RematError(
                 f"{met}, was compiled ahead of time, and cannot be traced; it did not run. Inspect the code that makes "
                 "it: there it is caught when it is lowered."
@@ -127,28 +137,30 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
 
     def is_here(self) -> bool:
         """As ``_jax.Watcher``."""
-        return threading.get_ident() not in self._others
+        return threading.current_thread() not in self._others
 
     def passes(self, fun: Any) -> None:
         """As ``_jax.Watcher``."""
-        module = getattr(fun, "__module__", None) or ""
-        if module.partition(".")[0] not in _WRAPPING:
-            self.ran[function_name(fun)] = None
+        if not _is_of_jax(fun):
+            candidates, _ = _candidates(list(_frames(sys._getframe(1))), _jax.Jitted(fun, (), {}))  # noqa: SLF001
+            self.ran[function_name(candidates[0].function)] = None
 
     def meets(self, call: _jax.Jitted | None) -> None:
         """As ``_jax.Watcher``."""
         frames = list(_frames(sys._getframe(1)))  # noqa: SLF001 - those of who asks
         candidates, outside = _candidates(frames, call)
-        names = [function_name(candidate.function) for candidate in candidates] or ["a gradient"]
-        if call is None:
-            names += [frame.f_code.co_name for frame in frames if not _is_wrapping(frame)]
-        wanted = self._step is None or self._step in names
+        compiled = "" if call is None else call.compiled
+        names = [compiled] if compiled else [function_name(candidate.function) for candidate in candidates]
+        inside = [frame.f_code.co_name for frame in outside if not _is_wrapping(frame)]
+        wanted = self._step is None or self._step in (*names, *inside)
         own = next((frame for frame in outside if is_user_file(frame.f_code.co_filename)), None)
         caller = None if own is None else self._spans.at(own)
-        compiled = "" if call is None else call.compiled
-        self.gradients.append(Met(compiled or names[0], caller, wanted, bool(compiled)))
+        is_gradient = bool(candidates) and libraries.is_gradient(candidates[0].function)
+        where = _where(caller, "differentiated" if is_gradient else "called")
+        self.gradients.append(Met(names[0] if names else "a gradient", where, caller, wanted, bool(compiled)))
         if not wanted:
             return
+        self._eager = call is None and is_gradient
         for candidate in () if compiled else candidates:
             try:
                 self.result = self._take(candidate)
@@ -158,6 +170,21 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
                 self.call = candidate
                 break
         raise _jax.Stopped
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = map(printable, names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _where(caller: SourceSpan | None, verb: str) -> str:
+    """``, called in main(), line 214``; of another file than the one that runs its name too."""
+    if caller is None:
+        return ""
+    of_main = caller.file == getattr(sys.modules.get("__main__"), "__file__", None)
+    place = f"line {caller.line}" if of_main or not caller.place else caller.place
+    inside = f"at {place}" if caller.function.startswith("<") else f"in {caller.function}(), {place}"
+    return f", {verb} {inside}"
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -187,11 +214,12 @@ def _candidates(frames: Sequence[FrameType], call: _jax.Jitted | None) -> tuple[
     Of a gradient outside of jit, and of a loop there, that is the outermost function of JAX's that is at work: what it
     is given is traced by JAX too, and no other code of the user's is run a second time.
     """
-    called = [] if call is None else [Call(call.function, call.args, call.kwargs)]
-    if call is None or _is_of_jax(call.function):
+    if call is not None and not _is_of_jax(call.function):
+        called = [Call(call.function, call.args, call.kwargs)]
+    else:
         api = [number for number, frame in enumerate(frames) if _jax.is_boundary(frame.f_code)]
         within = (_wrapper_called(frames[number]) for number in reversed(api))
-        called = [*(made for made in within if made and function_name(made.function) != "cache_miss"), *called]
+        called = [made for made in within if made and function_name(made.function) != "cache_miss"]
         frames = frames[api[-1] + 1 :] if api else frames
     around = (frame for frame in itertools.takewhile(_is_wrapping, frames) if not _jax.is_boundary(frame.f_code))
     return [*[made for frame in around if (made := _wrapper_called(frame))][-1:], *called], frames
@@ -204,6 +232,8 @@ def _wrapper_called(frame: FrameType) -> Call | None:
         return None
     function = values.locals.get(values.args[0]) if values.args else _function_of(frame)
     if not callable(function) or not hasattr(function, "__wrapped__"):
+        function = _jax.behind_boundary(frame)
+    if function is None:
         return None
     return Call(function, _types(values.locals[values.varargs]), _types(values.locals[values.keywords]))
 
@@ -211,10 +241,11 @@ def _wrapper_called(frame: FrameType) -> Call | None:
 def _function_of(frame: FrameType) -> Callable[..., Any] | None:
     """The function that a frame runs: of those with its code the one with its closure."""
     code, local = frame.f_code, frame.f_locals
-    for one in gc.get_referrers(code):
-        if isinstance(one, FunctionType) and one.__code__ is code and _closes_over(one, code, local):
-            return one
-    return None
+
+    def runs(one: Any) -> bool:
+        return type(one) is FunctionType and one.__code__ is code and _closes_over(one, code, local)
+
+    return _jax.find(code, runs)
 
 
 def _closes_over(function: FunctionType, code: CodeType, local: Mapping[str, Any]) -> bool:

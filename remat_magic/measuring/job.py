@@ -17,8 +17,7 @@ from remat_magic.measuring.measure import How, MeasureRequest, Stopped, arrays_f
 from remat_magic.records import Measurement, Progress, RematError, Report
 
 # Compilers for devices that are not here use more than one core each.
-AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
-"""How many programs are compiled at once."""
+_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 
 
 class Measuring:
@@ -141,7 +140,7 @@ class Measuring:
             with self._settings():
                 return measure(variant, request, self._cancelled)
 
-        with ThreadPoolExecutor(AT_ONCE, "remat_magic compiling") as pool:
+        with ThreadPoolExecutor(_AT_ONCE, "remat_magic compiling") as pool:
             results = [pool.submit(compiled, variant) for variant in variants]
             for done, (variant, result) in enumerate(zip(variants, results, strict=True)):
                 self._step(Progress(done, len(variants), self._label(done, variant)))

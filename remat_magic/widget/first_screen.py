@@ -139,13 +139,10 @@ class FirstScreen(Panel):
 
     def _look(self, device: str) -> None:
         live = self._live
-        told, shown = 0.0, None
+        told = 0.0
         for fit in live.trace.fitting(device):
             if live.closed or device != live.device:
                 return
-            if fit is shown:  # while a compiler runs
-                continue
-            shown = fit
             live.show_fit(fit)
             if fit.progress.finished or time.monotonic() - told > _TELL:
                 self.tell()
