@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
@@ -123,7 +124,7 @@ class Variant:
         self.facts, self.selection, self._asked = facts, selection, asked
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
-        self._figures: dict[DeviceMemory, Report] = {}
+        self._figures: dict[tuple[DeviceMemory, bool], Report] = {}
 
     def of(self, engine: Engine) -> Variant:
         """Another function, much like this one, under the same choice."""
@@ -167,11 +168,11 @@ class Variant:
             return self._reports[memory]
 
     @without_gc()
-    def figures(self, device: Device | DeviceMemory | None = None) -> Report:
+    def figures(self, device: Device | DeviceMemory | None = None, *, timed: bool = False) -> Report:
         """What choices are judged by, the peak as on a device: a report, or the part of one that takes little to make.
 
         That part (``complete`` is False) has what is saved, recomputed and held at the peak, and FLOPs; no program, no
-        kernels, no ``needed_by``, and of the notes those on the peak alone.
+        ``needed_by``, of the notes those on the peak alone, and of kernels those of recomputation where ``timed``.
 
         Raises:
             RematError: as ``report``.
@@ -180,22 +181,26 @@ class Variant:
         with self.lock:
             if memory in self._reports:
                 return self._reports[memory]
-            if memory not in self._figures:
-                self._figures[memory] = self._report(memory, full=False)
-            return self._figures[memory]
+            known = self._figures.get((memory, True)) or self._figures.get((memory, timed))
+            if known is None:
+                known = self._figures[memory, timed] = self._report(memory, full=False, timed=timed)
+            return known
 
-    def _report(self, memory: DeviceMemory, *, full: bool = True) -> Report:
+    def _report(self, memory: DeviceMemory, *, full: bool = True, timed: bool = False) -> Report:
+        def of(other: Variant) -> Report:
+            return other.report(memory) if full else other.figures(memory, timed=timed)
+
         if self.selection.donate:
             other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
-            report, own = other.report(memory) if full else other.figures(memory), self.selection
-            report = replace(report, policy=own.policy, label=own.label, code=own.code)
+            own = self.selection
+            report = replace(of(other), policy=own.policy, label=own.label, code=own.code)
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
-            return self._as_selected(first, first.report(memory) if full else first.figures(memory))
+            return self._as_selected(first, of(first))
         report = next(iter(self._reports.values()), None)
         if report is None and not full:
-            report = next(iter(self._figures.values()), None)
+            report = next((report for (_, has_times), report in self._figures.items() if has_times >= timed), None)
         if report is not None:
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         primal = self.engine.primal
@@ -210,7 +215,8 @@ class Variant:
         primal = self.engine.primal
         gradients = [primal.arguments[position] for position in primal.signature.differentiated]
         both = reports.halves_of(half, backward, provenances, gradients)
-        report = (reports.full if full else reports.figures)(self.preview, both, memory, schedule)
+        make = reports.full if full else partial(reports.figures, timed=timed)
+        report = make(self.preview, both, memory, schedule)
         self.facts.first.setdefault(self.selection.identity, self)
         return report
 

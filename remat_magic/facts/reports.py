@@ -114,11 +114,13 @@ def halves_of(half: Forward, backward: Any, provenances: Provenances, gradients:
     return Halves(half, backward, provenances, gradients, saved, recomputation, lines)
 
 
-def figures(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
+def figures(
+    first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None, *, timed: bool = False
+) -> Report:
     """What is saved, recomputed and held at the peak: the part of a report that choices are judged by.
 
     The peak is that of the step that the halves are part of, if they are part of one. ``on`` is how a device holds
-    values.
+    values; where ``timed`` the kernels of recomputation are there too.
     """
     half, recomputation = both.half, both.recomputation
     ahead = jaxpr_cost(half.closed, type_of=half.type_of)
@@ -135,6 +137,7 @@ def figures(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Sche
         forward_communicated_bytes=ahead.communicated,
         backward_communicated_bytes=back.communicated,
         uncosted=(ahead + back).uncosted,
+        recomputed_kernels=kernels_of(both.backward, both.lines[1], recomputation)[1] if timed else (),
     )
     return with_peak(report, schedule)
 

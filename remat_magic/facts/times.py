@@ -85,6 +85,17 @@ def offloading(report: Report, device: Device | None) -> Offloading:
     return "moved" if all(in_loops) and device is not None else "unknown"
 
 
+def added(report: Report, device: Device) -> float | None:
+    """The seconds that a report's policy adds, recomputation and offloading; None where the link is not known."""
+    if not report.offloaded_bytes:
+        return seconds(report.recomputed_kernels, device)[0]
+    return (
+        None
+        if device.host_bandwidth is None
+        else (seconds(report.recomputed_kernels, device)[0] + 2 * report.offloaded_bytes / device.host_bandwidth)
+    )
+
+
 def times(report: Report, device: Device | str) -> Times:
     """The estimated times of both halves under a report's policy.
 

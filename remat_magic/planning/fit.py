@@ -16,7 +16,8 @@ from remat_magic import _jax, devices, units
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
-from remat_magic.facts.times import offloading, times
+from remat_magic.facts.times import added, offloading, times
+from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import Search
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Fit, FitChoice, Progress, RematError, Report, Times
@@ -24,7 +25,7 @@ from remat_magic.records import ComparisonRow, Fit, FitChoice, Progress, RematEr
 LIKE = "H100 SXM"
 """The device as on which peaks are where only bytes are given."""
 
-_MOST = 40  # choices that are tried
+_MOST, _LEAST, _WORK = 40, 12, 14_000  # choices that are tried, and operations that are traced for all of them
 _LOWER = 0.99  # of a peak: what is above that is hardly lower
 _FIRST = 5  # choices that are told of before another batch is traced
 _TRACED = 3  # batches that are traced
@@ -82,7 +83,7 @@ def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | dev
 def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
     written = facts.under()
     report = written.report(target.memory)
-    search = Search(facts, target.memory, target.device)
+    search = Search(facts, target.memory, target.device, target.capacity)
     view = _View(facts, target, report)
     blank = Fit(
         facts.engine.primal.name,
@@ -96,7 +97,8 @@ def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
         return
     blank = replace(blank, timeline=written.timeline(target.memory))
     batch, asked = None, False
-    for progress in search.run(False, _MOST, plans=True, whole=target.device is not None):
+    operations = sum(1 for _ in walk(facts.engine.primal.closed, once=True))
+    for progress in search.run(max(_LEAST, min(_MOST, _WORK // max(operations, 1)))):
         if not asked and (progress.done >= _FIRST or progress.finished):
             asked, batch = True, largest_batch(facts, target, report)
         yield replace(
@@ -159,8 +161,8 @@ class _View:
             return None
         if report.policy == self._written.policy and report.at == self._written.at:
             return 0.0
-        extra, before = times(report, self._target.device), self._times
-        return None if None in (extra.offload, before.offload) else extra.extra - before.extra
+        extra, before = (added(it, self._target.device) for it in (report, self._written))
+        return None if extra is None or before is None else extra - before
 
     def ordered(self, groups: Iterable[Sequence[Report]], failed: Iterable[ComparisonRow]) -> tuple[FitChoice, ...]:
         """Each program once, and what failed; in order."""

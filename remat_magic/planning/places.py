@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
@@ -22,6 +23,11 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
+
+if TYPE_CHECKING:
+    from remat_magic.planning.planner import Objective
+
+Figure = Literal["saved_bytes", "peak_bytes", "peak_high"]
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
@@ -36,7 +42,6 @@ _PLANNED = 2  # places that are planned for
 _SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
 FEW = 12  # of them that promise most, which may be enough
 _INSIDE = 2  # places in checkpoints that are tried, too
-_HARDLY = 0.99  # of what a policy of JAX's recomputes: a plan that spares less is not worth its names
 _FEWEST = 4  # calls that are worth grouping
 _LOOPS = 2  # of which several steps together are tried at once
 _KNOWN = 2  # what has no checkpoint, and what is as written: these are always tried
@@ -46,13 +51,15 @@ _KNOWN = 2  # what has no checkpoint, and what is as written: these are always t
 class _Candidate:
     """A policy at a place, or policies at several; ``after`` is the choice that tells whether it is worth a try.
 
-    With a ``budget`` it is the plan there that saves so many bytes at most. What is ``late`` promises less than plans.
+    With a ``limit`` it is a plan there, of which what is named of its report is to stay within so many bytes;
+    ``offloads`` tells that it may move values to the host. What is ``late`` promises less than plans.
     """
 
     policy: str
     at: str
     after: tuple[str, str] | None = None
-    budget: int | None = None
+    limit: tuple[Figure, int] | None = None
+    offloads: bool = False
     late: bool = False
 
 
@@ -67,8 +74,8 @@ def placing(
         raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
     measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
-    search = Search(facts, memory_of(chosen), chosen)
-    stages = search.run(device is None, most, plans=True)
+    search = Search(facts, memory_of(chosen), chosen, whole=True)
+    stages = search.run(most, default_device=device is None)
     return (search.places(progress).with_measurements(measured) for progress in stages)
 
 
@@ -81,7 +88,7 @@ def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
 
 def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
     """That search, step by step: it is known from its end on, and what was tried before that is not tried again."""
-    return Search(facts, memory, None).run(False, _SEARCHED)
+    return Search(facts, memory, plans=False).run(_SEARCHED)
 
 
 def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
@@ -97,26 +104,43 @@ def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
 
 
 class Search:
-    """What was tried so far, and what was left out."""
+    """What was tried so far, and what was left out.
 
-    def __init__(self, facts: Facts, memory: DeviceMemory, device: devices.Device | None) -> None:
-        self._facts, self._memory, self._device = facts, memory, device
-        self._shown = False  # whether the reports are, and are to be whole
+    Args:
+        facts: of the traced function.
+        memory: peaks are as on a device that holds values so.
+        device: whose times are estimated, None for none.
+        capacity: the bytes that are to be fitted, by which plans are made. Default: for what lies between policies.
+        plans: whether plans are made.
+        whole: whether reports are to be whole.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        memory: DeviceMemory,
+        device: devices.Device | None = None,
+        capacity: int | None = None,
+        *,
+        plans: bool = True,
+        whole: bool = False,
+    ) -> None:
+        self._facts, self._memory, self._device, self._capacity = facts, memory, device, capacity
+        self._plans, self._whole = plans, whole
         self.reports: dict[Any, list[Report]] = {}  # those that do the same together
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
-    def run(
-        self, default_device: bool, most: int, *, plans: bool = False, whole: bool | None = None
-    ) -> Iterator[Progress]:
+    def run(self, most: int, *, default_device: bool = False) -> Iterator[Progress]:
         """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
-        self._shown, by_key = plans if whole is None else whole, dict[tuple[str, str], _Candidate]()
+        by_key, plans = dict[tuple[str, str], _Candidate](), self._plans
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
         left, done = deque(by_key.values()), 0
         while left or plans:
             if plans and (not left or left[0].late):  # now that it is known which places are worth a plan
-                left, plans = deque([*self._planned(), *left]), False
+                planned = self._between() if self._capacity is None else self._within(self._capacity)
+                left, plans = deque([*planned, *left]), False
                 continue
             if default_device and done == _FIRST:
                 self._device = devices.default()
@@ -218,51 +242,122 @@ class Search:
                 yield first
                 yield replace(_mixed({site: "none", key: _BATCHLESS}), after=(first.policy, first.at))
 
-    def _planned(self) -> Iterator[_Candidate]:
+    def _between(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
         front = [row for row in self.places(Progress(0, 0)) if row.pareto and row.policy in (*POLICIES, "as_written")]
-        reports = [report for reports in self.reports.values() for report in reports if report.policy in POLICIES]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
-            saved = sorted({report.saved_bytes for report in reports if report.at == at})
+            saved = sorted({report.saved_bytes for report in self._known(at)})
             budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
             for budget in budgets or [2 * size for size in saved]:
-                yield _Candidate(f"plan within {units.nbytes(budget)}", at, budget=budget)
+                yield _Candidate(f"plan within {units.nbytes(budget)}", at, limit=("saved_bytes", budget))
+
+    def _within(self, capacity: int) -> Iterator[_Candidate]:
+        """Plans that fill a capacity at the places where least is added within it: surely, and by the estimate alone.
+
+        Also such that move values to the host, at places in loops of a device of which the link is known.
+        """
+        written = self._written
+        if written is None or ((written.peak_high or 0) <= capacity and not written.recomputed_flops):
+            return  # nothing costs less
+        surely, perhaps = (self._promising(figure, capacity, written)[:1] for figure in ("peak_high", "peak_bytes"))
+        for at in surely:
+            yield _Candidate(f"plan that fits at {at}", at, limit=("peak_high", capacity))
+        if written.recomputed_flops or (written.peak_bytes or 0) > capacity:
+            for at in perhaps:
+                yield _Candidate(f"plan that may fit at {at}", at, limit=("peak_bytes", capacity))
+        for at in surely or perhaps:
+            loops = (row.path[:1] for report in self._known(at) for row in report.recomputed)
+            if self._link and any(path and path[0].startswith("scan") for path in loops):
+                limit = ("peak_high" if surely else "peak_bytes", capacity)
+                yield _Candidate(f"plan that offloads at {at}", at, limit=limit, offloads=True)
+
+    def _promising(self, figure: Figure, capacity: int, written: Report) -> list[str]:
+        """The places where a choice fits, those first where a plan is to cost least by a line to what does not.
+
+        A plan at a place can do all that one inside it can.
+        """
+        cost, held = self._objective().of, operator.attrgetter(figure)
+        costs = dict[str, float]()
+        for at in dict.fromkeys(report.at for reports in self.reports.values() for report in reports):
+            known = sorted([*self._known(at), written], key=held)
+            below = [report for report in known if held(report) <= capacity]
+            if below and below != [written]:
+                low, above = min(below, key=cost), [report for report in known if held(report) > capacity]
+                high = min(above, key=cost, default=low)
+                part = (capacity - held(low)) / max(held(high) - held(low), 1)
+                costs[at] = cost(low) + min(part, 1) * (cost(high) - cost(low))
+        inside = self._facts.engine.contents()
+        parts = {at: inside[at].operations for at in costs if at != "function" and at in inside}
+        outer = [at for at in costs if not any(parts.get(at, set()) < other for other in parts.values())]
+        return [at for at in sorted(outer, key=costs.__getitem__) if at.rpartition("/")[0] not in costs]
 
     # ------------------------------------------------------------------------------------------------- what was tried
 
-    def _plan(self, at: str, budget: int) -> Plan | str:
-        """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
-        from remat_magic.planning.search import FEW_NODES, Request, plan_at  # whose solver takes long to import
+    def _known(self, at: str) -> list[Report]:
+        """What JAX's policies, and the program as written, come to at a place."""
+        reports = (report for reports in self.reports.values() for report in reports)
+        return [it for it in reports if it.at == at and it.policy in (*POLICIES, "as_written") and it.peak_bytes]
 
-        request = Request(budget, nodes=FEW_NODES, memory=self._memory)
-        plan = plan_at(self._facts, at, request, policies=POLICIES)
-        return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
+    @property
+    def _written(self) -> Report | None:
+        reports = (report for reports in self.reports.values() for report in reports)
+        return next((report for report in reports if report.policy == "as_written"), None)
+
+    @property
+    def _link(self) -> float | None:
+        return None if self._device is None else self._device.host_bandwidth
+
+    def _objective(self, *, offloads: bool = False) -> Objective:
+        from remat_magic.planning.planner import Objective  # whose solver takes long to import
+
+        return Objective(self._device, self._link if offloads else None)
+
+    def _plan(self, choice: _Candidate) -> Plan | str | None:
+        """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
+        from remat_magic.planning.search import FEW_NODES, Request, filling, plan_at
+
+        assert choice.limit is not None
+        figure, limit = choice.limit
+        if figure == "saved_bytes":
+            request = Request(limit, nodes=FEW_NODES, memory=self._memory)
+            plan = plan_at(self._facts, choice.at, request, policies=POLICIES)
+        else:
+            objective = self._objective(offloads=choice.offloads)
+            request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
+            held, reports = operator.attrgetter(figure), [it for alike in self.reports.values() for it in alike]
+            beat = min((objective.of(it) for it in reports if it.peak_bytes and held(it) <= limit), default=math.inf)
+            plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat)
+        return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
     @without_gc()
     def _attempt(self, choice: _Candidate) -> None:
         """Let JAX say what a choice does."""
         try:
-            policy = choice.policy if choice.budget is None else self._plan(choice.at, choice.budget)
+            policy = choice.policy if choice.limit is None else self._plan(choice)
+            if policy is None:
+                return
             variant = self._facts.under(policy, choice.at)
-            report = (variant.report if self._shown else variant.figures)(self._memory)
+            timed = self._device is not None
+            report = variant.report(self._memory) if self._whole else variant.figures(self._memory, timed=timed)
         except RematError as error:
-            if choice.budget is not None:  # what is too little for a plan is no choice
+            if choice.limit is not None:  # what is too little for a plan is no choice
                 return
             self.failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
             return
-        if choice.budget is not None and self._is_hardly_better(report):
+        if choice.limit is not None and self._is_hardly_better(report):
             return
         alike = self.reports.setdefault(_effect(report), [])
-        if choice.budget is None or not alike:
+        if choice.limit is None or not alike:
             alike.append(report)
 
     def _is_hardly_better(self, plan: Report) -> bool:
-        """Whether a policy of JAX's at its place has no higher peak, and recomputes hardly more."""
-        policies = (report for reports in self.reports.values() for report in reports if report.at == plan.at)
+        """Whether a policy of JAX's at its place has no higher peak, and costs hardly more."""
+        from remat_magic.planning.search import CLEARLY
+
+        cost = self._objective().of
         return any(
-            (report.peak_bytes or 0) <= (plan.peak_bytes or 0)
-            and _HARDLY * report.recomputed_flops <= plan.recomputed_flops
-            for report in policies
+            (report.peak_bytes or 0) <= (plan.peak_bytes or 0) and CLEARLY * cost(report) <= cost(plan)
+            for report in self._known(plan.at)
             if report.policy in POLICIES
         )
 
@@ -275,6 +370,10 @@ class Search:
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
             return "a checkpoint there that saves nothing could not be tried"
+        if choice.policy == _DOTS and without is not None:  # which saves as much as the other, or more
+            fewer = by_choice.get((_BATCHLESS, choice.at))
+            if fewer is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
+                return f"the peak is no lower with {label_of(fewer)}"
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
             # They can lower the peak where to save nothing does not: then all is made again at once.
             products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
@@ -357,7 +456,7 @@ def _groups(key: str, calls: int) -> Iterator[_Candidate]:
     """A checkpoint on some of the calls, or around several after one another; nothing where these are few."""
     if calls < _FEWEST:
         return
-    yield from (_Candidate(_NOTHING, some, (_NOTHING, key)) for some in (f"{key}[::2]", f"{key}[:{calls // 2}]"))
+    yield _Candidate(_NOTHING, f"{key}[::2]", (_NOTHING, key))
     # Together they can gain where one by one does not.
     yield from (_Candidate(_NOTHING, f"{key}/{size}") for size in (2, round(math.sqrt(calls))))
 

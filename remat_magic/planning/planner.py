@@ -20,7 +20,7 @@ from remat_magic.engine.engine import Dissection
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts import kernels
 from remat_magic.facts.facts import Facts
-from remat_magic.facts.times import seconds, times
+from remat_magic.facts.times import added, seconds
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import COMPLEX, NamedValue
 from remat_magic.jaxprs.walk import walk
@@ -219,7 +219,7 @@ class Objective:
         """The cost of a report: its recomputed FLOPs, or the seconds that its policy adds."""
         if self.device is None:
             return report.recomputed_flops
-        return times(report, self.device).extra
+        return added(report, self.device) or 0.0
 
     def costs(self, graph: Graph, backward: Any) -> Costs:
         """The costs of a graph's nodes.

@@ -7,7 +7,7 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import units
@@ -36,6 +36,8 @@ _GRID = 4  # budgets of saved bytes tried at first, evenly spaced, since a peak 
 _GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it, before any others
 FILLED = 0.98
 """Of the peak that is allowed: a plan that needs as much leaves next to nothing to gain."""
+CLEARLY = 0.99
+"""Of what another choice costs: a plan that spares less is not worth its names."""
 _OFF = 0.1  # of the peak: what it holds beside the saved bytes differs by less between most choices at a place
 _HARDLY = 0.995  # of what a plan costs: what spares less is not looked for
 _STEPS = 4  # halvings of the interval in which the last plan lies that fits
@@ -65,8 +67,8 @@ class Request:
         return f"plan({self.budget}{suffix})", f"plan within {units.nbytes(self.budget)}{suffix}"
 
     def figures(self, variant: Variant) -> Report:
-        """What a choice is judged by: a full report where that is seconds, which are those of kernels."""
-        return variant.figures(self.memory) if self.objective.device is None else variant.report(self.memory)
+        """What a choice is judged by."""
+        return variant.figures(self.memory, timed=self.objective.device is not None)
 
 
 def plan_at(
@@ -452,6 +454,51 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
         return best
     text = f"Of {len(tried)} choices tried it is the cheapest whose estimated peak fits; there may be a cheaper one."
     return replace(best, status=text)
+
+
+def filling(
+    facts: Facts,
+    at: str,
+    request: Request,
+    held: Callable[[Report], int | None],
+    known: Iterable[Report],
+    beat: float = math.inf,
+) -> Plan | None:
+    """A plan at a place that fills a limit, by lines through what saves least there and what was tried by then.
+
+    Args:
+        facts: of the traced function.
+        at: the place.
+        request: what is asked for; its budget is the limit.
+        held: what of a report is to stay within the limit.
+        known: reports of choices at the place.
+        beat: what another choice within the limit costs: None where no plan is found that costs clearly less.
+    """
+    choices, limit, least = planner(facts, at), request.budget, request.objective
+    problem = choices.problem(least)
+    (saved, most), *others = sorted((report.saved_bytes, held(report) or 0) for report in known)
+    slope = max(((needed - most) / (more - saved) for more, needed in others if more > saved), default=1.0)
+    points, best = {saved: most}, None
+    for _ in range(_GUESSES):
+        low = max((size for size, needed in points.items() if needed <= limit), default=None)
+        if low is None:
+            break
+        high = min((size for size in points if size > low), default=None)
+        rise = max(slope, 0.01) if high is None else (points[high] - points[low]) / (high - low)
+        solution = problem.solve(low + int((limit - points[low]) / rise), request.gap, FEW_NODES)
+        # Seconds are not reckoned as exactly as FLOPs.
+        if solution is None or (least.device is None and solution.cost > CLEARLY * beat):
+            break
+        plan = _applied(choices, request, problem, solution)
+        report = request.figures(facts.under(plan if plan.names else plan.policy, plan.at))
+        if report.saved_bytes in points:
+            break
+        needed = points[report.saved_bytes] = held(report) or 0
+        if needed <= limit and least.of(report) < CLEARLY * beat:
+            best, beat = plan, least.of(report)
+        if FILLED * limit <= needed <= limit:
+            break
+    return best
 
 
 def _try_grid(enough: Callable[[int], bool], tried: Sequence[Plan], least: int, most: int, limit: int) -> None:
