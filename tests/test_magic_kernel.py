@@ -22,6 +22,7 @@ class Ran:
     stderr: str = ""
     errors: list = field(default_factory=list)
     displays: list = field(default_factory=list)
+    updates: list = field(default_factory=list)
 
 
 class Notebook:
@@ -42,6 +43,8 @@ class Notebook:
                     ran.errors.append(ANSI.sub("", "\n".join(content["traceback"])))
                 case "display_data" | "execute_result":
                     ran.displays.append(content["data"])
+                case "update_display_data":
+                    ran.updates.append(content["data"])
                 case _:
                     pass
 
@@ -92,6 +95,18 @@ def test_lines_and_numbers_are_those_of_the_cell(notebook):
     assert notebook.value(f"{{(r.source.cell, r.source.line) for r in _{ran.count}.report.residuals if r.source}}") == (
         f"{{({ran.count}, 4)}}"
     )
+
+
+def test_tracing_that_takes_a_moment_says_so_until_it_is_done(notebook):
+    """And what was said is gone then, whether the function could be traced or not."""
+    assert notebook.run("import remat_magic.notebook.session as session; session._MOMENT = 0.01").status == "ok"
+    for line in ("return jnp.sum(jnp.sin(x))", "raise ValueError"):
+        ran = notebook.run("%%remat", "def slow(x):", "    time.sleep(0.3)", f"    {line}", "slow(x)")
+        assert ran.displays[0] == {"text/plain": "Tracing slow…"}
+        assert ran.updates[0] == {"text/plain": ""}
+    assert notebook.run("session._MOMENT = 1e6").status == "ok"
+    ran = notebook.run("%%remat", "1", "loss(x)")
+    assert not any("Tracing" in display["text/plain"] for display in ran.displays)
 
 
 def test_an_interrupt_while_tracing(notebook):

@@ -496,8 +496,29 @@ def test_a_cell_that_runs_again_closes_its_widgets():
     assert shell.events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
 
 
+def test_what_was_chosen_to_be_fitted_stays_with_the_cell_that_runs_again(browser, monkeypatch):
+    """And is carried nowhere else; what the widget began with is looked up anew."""
+    shell = FakeShell()
+    idle = IdleTime(shell)
+    monkeypatch.setattr(widget_module, "idle_time", lambda _: idle)
+    for chosen, then in (("TPU v5e", "TPU v5e"), ("", ""), ("24 GiB", "24 GiB")):
+        shell.before("one")
+        tell(RematWidget(FakeTrace()), type="device", device=chosen)
+        shell.after()
+        shell.before("two")
+        assert RematWidget(FakeTrace())._live.device == ""
+        shell.after()
+        shell.before("one")
+        assert RematWidget(FakeTrace())._live.device == then
+        assert RematWidget(FakeTrace(), device="H200")._live.device == "H200"  # which the cell says now
+        shell.after()
+    idle.stop()
+
+
 class Prefetching:
     """Something that prefetches ``times`` times."""
+
+    chosen_device = None
 
     def __init__(self, times):
         self.left, self.closed = times, False

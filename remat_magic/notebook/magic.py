@@ -245,7 +245,8 @@ class RematMagics(Magics):
         session = self.session
         try:
             callee, rebinding = self._rebinding(callee, options)
-            trace = traced(callee, options.wrt, options.gradient, options.mesh)
+            with session.patience(f"Tracing {callee.name}…"):
+                trace = traced(callee, options.wrt, options.gradient, options.mesh)
             session.remember(trace)
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
         except KeyboardInterrupt as interrupt:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remat_magic.records import RematError
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from remat_magic.notebook.line import Options
     from remat_magic.notebook.rebinding import Rebinding
     from remat_magic.widget import RematWidget
+
+
+_MOMENT = 1.0  # seconds
 
 
 class Session:
@@ -54,6 +60,30 @@ class Session:
         self.sites = tuple(site.key for site in trace.sites)
         self.gradients = tuple(gradient.key for gradient in trace.gradients)
         self.policies = tuple(choice.key for choice in trace.choices())
+
+    @contextlib.contextmanager
+    def patience(self, sentence: str) -> Iterator[None]:
+        """Say in a notebook's cell what is being done, if it takes longer than a moment, until it is done."""
+        if getattr(self.shell, "kernel", None) is None:
+            yield
+            return
+        publish, transient = self.shell.display_pub.publish, {"display_id": uuid.uuid4().hex}
+        said = threading.Event()
+
+        def say() -> None:
+            said.set()
+            publish({"text/plain": printable(sentence)}, transient=transient)
+
+        late = threading.Timer(_MOMENT, say)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+            late.join()
+            if said.is_set():
+                publish({"text/plain": ""}, transient=transient, update=True)
 
     def show(self, inspection: Inspection, options: Options, rebinding: Rebinding | None) -> RematWidget | None:
         """Show an inspection, keep and apply it as the options say, and return the widget.

@@ -39,7 +39,9 @@ def role_of(kind: str) -> str:
 
 def held_by_xla(memory: XlaMemory, timeline: Timeline) -> list[LiveValue]:
     """What XLA's program holds at its peak, in the estimate's kinds; the estimate tells what its arguments are."""
-    arguments = {life.value.argument: life.value.kind for life in timeline.lives if life.value.argument}
+    arguments: dict[str, LiveKind] = {
+        life.value.argument: life.value.kind for life in timeline.lives if life.value.argument
+    }
     here = [buffer for buffer in memory.alive if buffer.space == "device"]
     kinds: list[LiveKind] = [
         arguments.get(buffer.op_name, "argument") if buffer.role == "argument" else _XLA_KINDS[buffer.role]

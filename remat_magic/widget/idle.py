@@ -24,6 +24,8 @@ _LAST = 2.0
 
 
 class _Widget(Protocol):
+    @property
+    def chosen_device(self) -> str | None: ...
     def close(self) -> None: ...
     def prefetch(self) -> bool: ...
 
@@ -44,6 +46,7 @@ class IdleTime:
         self._busy = True
         self._cell_id: str | None = None
         self._by_cell: dict[str, list[weakref.ref[_Widget]]] = {}
+        self._chosen: dict[str, str] = {}  # by cell, the device that its reader has chosen
         self._prefetching: list[weakref.ref[_Widget]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop = _running_loop()
@@ -82,6 +85,10 @@ class IdleTime:
             if cell_id:
                 self._by_cell.setdefault(cell_id, []).append(weakref.ref(widget))
         self._put_first(widget)
+
+    def chosen_device(self, cell_id: str | None) -> str | None:
+        """The device that the reader has chosen in the widget that this cell showed before; None if they did not."""
+        return self._chosen.get(cell_id or self._cell_id or "")
 
     def resume(self, widget: _Widget) -> None:
         """Let ``widget`` prefetch again, as after a change of its place. From any thread."""
@@ -123,6 +130,8 @@ class IdleTime:
         for reference in references:
             widget = reference()
             if widget is not None:
+                if self._cell_id and (device := widget.chosen_device) is not None:
+                    self._chosen[self._cell_id] = device
                 widget.close()
 
     def _after(self, _result: Any = None) -> None:

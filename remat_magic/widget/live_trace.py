@@ -34,6 +34,7 @@ class LiveTrace:
         device: what is to be fitted, and later what the reader chose: by default the accelerator that is here, empty
             for a machine without, or with one that is not known.
         is_asked_for: whether anything was said of it.
+        was_chosen: whether the reader has chosen it.
         fit: whether the function fits it, as far as that is known; None before anything is.
     """
 
@@ -48,7 +49,7 @@ class LiveTrace:
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
         here = devices.accelerator() if device is None and trace is not None else None
-        self.is_asked_for = device is not None
+        self.is_asked_for, self.was_chosen = device is not None, False
         self.device = _memory_called(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self._policies: dict[str, Policy] = {}
@@ -75,7 +76,7 @@ class LiveTrace:
             units.parse_bytes(device, "size")
         changed = device != self.device
         if changed:
-            self.device, self.fit = device, None
+            self.device, self.fit, self.was_chosen = device, None, True
         return changed
 
     @property

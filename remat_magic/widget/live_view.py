@@ -104,6 +104,11 @@ class LiveView(Channel):
         """The IPython that this process runs in, through which outputs are shown; None in plain Python."""
         return get_ipython()
 
+    @property
+    def chosen_device(self) -> str | None:
+        """What the reader has chosen to be fitted; None where it is what the widget began with."""
+        return self._live.device if self._live.was_chosen else None
+
     def _report(self, policy: str, at: str) -> Report:
         return self._live.trace.report(*self._live.arguments(policy, at))
 

@@ -16,8 +16,8 @@ def show(
         trace: what ``rm.trace`` returned.
         policy: what to show first: as for ``trace.report``.
         at: the place that it goes to. Default: the trace's own.
-        device: the name of the accelerator to begin with, as in ``rm.devices``. Default: the one chosen last,
-            else one that is here.
+        device: what is to be fitted: the name of an accelerator, as in ``rm.devices``, or bytes such as ``"24 GiB"``.
+            Default: an accelerator that is here.
 
     Returns:
         The widget, which a notebook shows where it is the last expression of a cell. Its ``policy`` and ``at`` say and

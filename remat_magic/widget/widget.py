@@ -38,8 +38,9 @@ class RematWidget(LiveView):
         namespace: the user's namespace, in which a policy that is no key is looked up.
         cell_id: the cell that shows the widget: when it runs again, the widget is closed.
         inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
-        device: the name of the accelerator to begin with, empty for this machine. Default: the one that the reader
-            chose last, else the one that JAX has found.
+        device: what is to be fitted, to begin with: the name of an accelerator, or a text of so many bytes; empty for
+            nothing. Default: what the reader chose in the widget that the cell showed before, else the one that JAX has
+            found.
         panels: the tabs.
 
     Attributes:
@@ -67,9 +68,12 @@ class RematWidget(LiveView):
     ) -> None:
         self._apply = apply
         self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
+        idle = idle_time(self._shell) if _kernel() else None
+        if device is None and idle is not None:
+            device = idle.chosen_device(cell_id)
         live = LiveTrace(trace, namespace, inputs, device)
         super().__init__(live, policy, at, title=title, can_apply=apply is not None, panels=panels)
-        self._idle = idle_time(self._shell) if _kernel() else None
+        self._idle = idle
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
