@@ -512,7 +512,9 @@ class Trace:
             device_or_bytes: a ``Device`` or its name; or how many bytes there are, a number or a text like
                 ``"24 GiB"``: then peaks are as on a GPU, nothing is compiled and no time is estimated. Default: the
                 accelerator that is here.
-            compile: whether the device's own compiler is asked where it is installed. Default: yes.
+            compile: whether the device's own compiler is asked where it is installed, after the estimates: about the
+                program as written, and about the cheapest choices until one fits, twelve programs at most. What is
+                called fitting then has its word. Default: yes.
 
         Raises:
             RematError: no such device or size; no accelerator is here; JAX cannot trace the function.
@@ -523,6 +525,8 @@ class Trace:
     def fitting(self, device_or_bytes: str | float | Device | None = None, compile: bool = True) -> Iterator[Fit]:  # noqa: A002
         """The same bit by bit: what ``fit`` knows at first, before each choice that it tries, and at the end.
 
+        While a compiler runs the same answer comes again, a few times each second; to close the iterator ends it.
+
         Args:
             device_or_bytes: as for ``fit``.
             compile: as for ``fit``.
@@ -530,10 +534,15 @@ class Trace:
         Raises:
             RematError: as ``fit``.
         """
-        from remat_magic.planning.fit import fitting
+        from remat_magic.planning.fit import Target, fitting
 
-        del compile
-        return fitting(self.facts, device_or_bytes)
+        target = Target.of(device_or_bytes)
+        stages, device = fitting(self.facts, target), target.device
+        if not compile or device is None or device.target is None or not device.compiles_here:
+            return stages
+        from remat_magic.measuring.fitting import asked
+
+        return asked(self, stages, device)
 
     def fit_choice(
         self,

@@ -17,7 +17,8 @@ from remat_magic.measuring.measure import How, MeasureRequest, Stopped, arrays_f
 from remat_magic.records import Measurement, Progress, RematError, Report
 
 # Compilers for devices that are not here use more than one core each.
-_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+"""How many programs are compiled at once."""
 
 
 class Measuring:
@@ -140,7 +141,7 @@ class Measuring:
             with self._settings():
                 return measure(variant, request, self._cancelled)
 
-        with ThreadPoolExecutor(_AT_ONCE, "remat_magic compiling") as pool:
+        with ThreadPoolExecutor(AT_ONCE, "remat_magic compiling") as pool:
             results = [pool.submit(compiled, variant) for variant in variants]
             for done, (variant, result) in enumerate(zip(variants, results, strict=True)):
                 self._step(Progress(done, len(variants), self._label(done, variant)))

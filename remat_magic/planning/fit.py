@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from remat_magic import _jax, devices, units
 from remat_magic.engine.selection import policy_of_each
@@ -21,6 +20,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import Search
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Fit, FitChoice, Progress, RematError, Report, Times
+from remat_magic.records.fit import ordered
 
 LIKE = "H100 SXM"
 """The device as on which peaks are where only bytes are given."""
@@ -31,6 +31,7 @@ _FIRST = 5  # choices that are told of before another batch is traced
 _TRACED = 3  # batches that are traced
 _PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
 _CANDIDATES = 2  # sizes that may be the batch
+_ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
 
@@ -69,18 +70,8 @@ class Target:
         return cls(capacity, device, memory_of(device))
 
 
-def fitting(facts: Facts, device_or_bytes: str | float | devices.Device | None = None) -> Iterator[Fit]:
+def fitting(facts: Facts, target: Target) -> Iterator[Fit]:
     """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all."""
-    return _fitting(facts, Target.of(device_or_bytes))
-
-
-def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
-    """``Trace.fit_choice``."""
-    target = Target.of(device_or_bytes)
-    return _View(facts, target, facts.under().report(target.memory)).choice(chosen.report(target.memory))
-
-
-def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
     written = facts.under()
     report = written.report(target.memory)
     search = Search(facts, target.memory, target.device, target.capacity)
@@ -108,6 +99,12 @@ def _fitting(facts: Facts, target: Target) -> Iterator[Fit]:
             progress=progress,
             largest_batch=batch,
         )
+
+
+def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
+    """``Trace.fit_choice``."""
+    target = Target.of(device_or_bytes)
+    return _View(facts, target, facts.under().report(target.memory)).choice(chosen.report(target.memory))
 
 
 # ------------------------------------------------------------------------------------------------------ the choices
@@ -179,8 +176,8 @@ class _View:
         return ordered([*choices, *self._donating(choices)])
 
     def _donating(self, choices: Sequence[FitChoice]) -> Iterator[FitChoice]:
-        """What is needed with donation: as written, and where that is not enough, the cheapest first until one fits."""
-        donation, memory, lowest = self._donation, self._target.memory, math.inf
+        """What is needed with donation: as written, and where that is not enough, under the cheapest first."""
+        donation, memory, lowest, fitting = self._donation, self._target.memory, math.inf, 0
         if donation is None:
             return
         usable = [choice for choice in choices if not choice.unusable and choice.needed_bytes is not None]
@@ -200,43 +197,9 @@ class _View:
                 peak = {"needed_bytes": lowest, "needed_low": report.peak_low, "needed_high": report.peak_high}
                 found = replace(draft, **peak).within(self._target.capacity)
                 yield found
-                if found.fits and choice.fits is not True:
+                fitting += bool(found.fits and choice.fits is not True)
+                if fitting == _ENOUGH:
                     return
-
-
-def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
-    """Choices in their order, each with the one that beats it.
-
-    Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
-    what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
-    Donation asks something of the caller: what fits without it comes before it, and is not beaten by it.
-    """
-
-    def key(choice: FitChoice) -> tuple[Any, ...]:
-        rank, needed = _rank(choice), choice.needed_bytes or math.inf
-        asks = bool(choice.fits and choice.donate)
-        first = (needed, *choice.cost) if choice.fits is False else (*choice.cost, asks, needed)
-        return (bool(choice.unusable), rank, *first)
-
-    in_order = sorted((replace(choice, beaten_by="") for choice in choices), key=key)
-    usable = [choice for choice in in_order if not choice.unusable and choice.needed_bytes is not None]
-    beaten = [
-        "" if choice.unusable else next((other.what for other in usable if _beats(other, choice)), "")
-        for choice in in_order
-    ]
-    return tuple(replace(choice, beaten_by=by) if by else choice for choice, by in zip(in_order, beaten, strict=True))
-
-
-def _rank(choice: FitChoice) -> int:
-    return {True: 0, None: 1, False: 2}[choice.fits]
-
-
-def _beats(one: FitChoice, other: FitChoice) -> bool:
-    """Whether one choice makes another needless."""
-    if one is other or other.needed_bytes is None or (one.donate and other.fits and not other.donate):
-        return False
-    own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), other.needed_bytes, other.cost)
-    return own[0] <= its[0] and own[1] <= its[1] and own[2] <= its[2] and own != its
 
 
 # ------------------------------------------------------------------------------------------------ what they are called

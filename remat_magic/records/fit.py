@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from remat_magic.records.base import Displayed, display
 from remat_magic.records.measurement import Progress
@@ -50,6 +53,13 @@ class FitChoice(Displayed):
     beaten_by: str = ""
     unusable: str = ""
 
+    def as_compiled(self, needed_bytes: int | None, fits: bool | None, error: str) -> FitChoice:
+        """The same choice by XLA's word; it is no answer where XLA could not compile it."""
+        if needed_bytes is None or fits is None:
+            return replace(self, unusable=error)
+        needed: dict[str, Any] = dict.fromkeys(("needed_bytes", "needed_low", "needed_high"), needed_bytes)
+        return replace(self, **needed, fits=fits, compiled=True)
+
     def within(self, capacity_bytes: int) -> FitChoice:
         """The same choice, asked whether it fits in other ``capacity_bytes``."""
         if self.needed_bytes is None or self.needed_low is None or self.needed_high is None:
@@ -66,6 +76,11 @@ class FitChoice(Displayed):
     def key(self) -> str:
         """What tells it from the other choices at its place: its policy, with what is donated besides."""
         return f"{self.policy} donate({', '.join(self.donate)})" if self.donate else self.policy
+
+    @property
+    def which(self) -> tuple[str, str]:
+        """What tells it from all other choices."""
+        return self.key, self.at
 
     @property
     def caution(self) -> str:
@@ -146,3 +161,51 @@ class Fit(Displayed):
         """Of the choices on the front, the one that needs least."""
         known = (choice for choice in self.choices if choice.needed_bytes is not None)
         return min(known, key=lambda choice: choice.needed_bytes or 0, default=None)
+
+    def by_compiler(
+        self, answers: Mapping[tuple[str, str], FitChoice], progress: Progress, *, all_asked: bool = False
+    ) -> Self:
+        """The same with the choices that XLA was asked about, by ``which`` they are, in order again.
+
+        Once ``all_asked`` are, what it was not asked about may fit at most.
+        """
+        choices = [answers.get(choice.which, choice) for choice in self.tried]
+        if all_asked:
+            choices = [replace(choice, fits=choice.fits and (choice.compiled or None)) for choice in choices]
+        written = answers.get(self.as_written.which, self.as_written)
+        return replace(self, as_written=written, tried=ordered(choices), progress=progress)
+
+
+def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
+    """Choices in their order, each with the one that beats it.
+
+    Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
+    what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
+    Donation asks something of the caller: what fits without it comes before it, and is not beaten by it.
+    """
+
+    def key(choice: FitChoice) -> tuple[Any, ...]:
+        rank, needed = _rank(choice), choice.needed_bytes or math.inf
+        asks = bool(choice.fits and choice.donate)
+        first = (needed, *choice.cost) if choice.fits is False else (*choice.cost, asks, needed)
+        return (bool(choice.unusable), rank, *first)
+
+    in_order = sorted((replace(choice, beaten_by="") for choice in choices), key=key)
+    usable = [choice for choice in in_order if not choice.unusable and choice.needed_bytes is not None]
+    beaten = [
+        "" if choice.unusable else next((other.what for other in usable if _beats(other, choice)), "")
+        for choice in in_order
+    ]
+    return tuple(replace(choice, beaten_by=by) if by else choice for choice, by in zip(in_order, beaten, strict=True))
+
+
+def _rank(choice: FitChoice) -> int:
+    return {True: 0, None: 1, False: 2}[choice.fits]
+
+
+def _beats(one: FitChoice, other: FitChoice) -> bool:
+    """Whether one choice makes another needless."""
+    if one is other or other.needed_bytes is None or (one.donate and other.fits and not other.donate):
+        return False
+    own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), other.needed_bytes, other.cost)
+    return own[0] <= its[0] and own[1] <= its[1] and own[2] <= its[2] and own != its

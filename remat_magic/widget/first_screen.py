@@ -139,10 +139,13 @@ class FirstScreen(Panel):
 
     def _look(self, device: str) -> None:
         live = self._live
-        told = 0.0
+        told, shown = 0.0, None
         for fit in live.trace.fitting(device):
             if live.closed or device != live.device:
                 return
+            if fit is shown:  # while a compiler runs
+                continue
+            shown = fit
             live.show_fit(fit)
             if fit.progress.finished or time.monotonic() - told > _TELL:
                 self.tell()
