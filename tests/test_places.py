@@ -54,7 +54,7 @@ def test_rows_are_the_reports(remat2):
             assert same.recomputed_flops == row.recomputed_flops
 
 
-@pytest.mark.parametrize("options", [{"site": True}, {"scanned": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scanned": True}], ids=str)
 def test_plans_beat_the_policies_at_their_places(options, remat2):
     trace, found = blocks(**options), places(**options)
     assert found.plans

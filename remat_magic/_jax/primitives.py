@@ -260,21 +260,9 @@ def is_rounding(eqn: Any) -> bool:
     return eqn.primitive.name == "reduce_precision"
 
 
-def rearranges(eqn: Any) -> bool:
-    """Whether an equation's results are made of elements of its operands, none of which is changed."""
-    return eqn.primitive.name in _REARRANGES
-
-
 def only_moves(eqn: Any) -> bool:
     """Whether an equation's results are its operands or parts of them, seen or laid out otherwise, or repeated."""
     return primitive_name(eqn) in _REARRANGES | VIEWS | BROADCASTS
-
-
-def is_strided(eqn: Any) -> bool:
-    """Whether an equation takes every so many elements of its operand, or puts its operand's elements so far apart."""
-    if eqn.primitive.name == "slice":
-        return any(stride > 1 for stride in eqn.params["strides"] or ())
-    return eqn.primitive.name == "pad" and any(between for _, _, between in eqn.params["padding_config"])
 
 
 def is_one_hot(eqn: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -15,7 +14,6 @@ from remat_magic.facts.buffers import (
     Held,
     ScheduledStep,
     brought_forward,
-    lives,
     put_off,
 )
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
@@ -34,36 +32,6 @@ def over_donated(results: Collection[int], donated: Collection[int], sizes: Sequ
     return placed
 
 
-def within_results(
-    lives: Mapping[int, tuple[int, int]], results: Collection[int], others: Collection[int], sizes: Sequence[int]
-) -> list[int]:
-    """The buffers that lie in the memory of a result, which is written when they are gone.
-
-    That is how XLA's buffer assignment shares memory: the largest buffer first, each where it fits best.
-
-    Args:
-        lives: for each buffer the first step that holds it, and the one that holds it no more.
-        results: the buffers that have memory from the beginning.
-        others: those that may lie there.
-        sizes: the bytes of each.
-    """
-    by_size = sorted((number for number in results if number in lives), key=sizes.__getitem__)
-    occupied = [[lives[number]] for number in by_size]
-    written = max((lives[number][0] for number in by_size), default=0)
-    fits = [sizes[number] for number in by_size]
-    placed: list[int] = []
-    for number in sorted(others, key=lambda number: (-sizes[number], number)):
-        first, end = lives[number]
-        if end > written or not sizes[number]:
-            continue
-        for place in range(bisect_left(fits, sizes[number]), len(fits)):
-            if all(end <= begin or stop <= first for begin, stop in occupied[place]):
-                occupied[place].append((first, end))
-                placed.append(number)
-                break
-    return placed
-
-
 # ---------------------------------------------------------------------------------------------- what kernels make again
 
 
@@ -74,12 +42,12 @@ def made_again(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tu
     """The residuals that are made again where they are read, and what is read there instead.
 
     XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, and then keeps
-    what it reads. What something else reads is in memory. So is what goes into a checkpoint, or out of it: its barriers
-    do not let kernels through. Residuals that are held to the end are left out.
+    what it reads. What something else reads is in memory. Residuals that are held to the end are left out.
     """
     sizes, lasting = buffers.sizes, buffers.lasting
     saved = buffers.saved - lasting
-    in_memory = lasting | buffers.written | _read_from_memory(steps, buffers)
+    whole = [step.reads for step in steps if not _fuses(step, matmuls=buffers.on.matmuls)]
+    in_memory = (lasting | buffers.written).union(*whole)
     reads_of: dict[int, Sequence[int]] = {}  # of what can be made again, or is in registers
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
     alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
@@ -108,26 +76,6 @@ def made_again(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tu
             held.update(numbers)
             known.clear()  # what is held besides stands at the end of nobody's way
     return again
-
-
-_NO_KERNEL = object()
-
-
-def _read_from_memory(steps: Sequence[ScheduledStep], buffers: Buffers) -> set[int]:
-    """What something reads that does not fuse, or what reads is of another checkpoint, also through registers."""
-    checkpoints = buffers.checkpoints
-    readers: dict[int, set[object]] = {}  # of which checkpoints; two of them are as good as more
-    for step in reversed(steps):
-        own = checkpoints.get(step.makes[0]) if step.makes else None
-        reading = {own if _fuses(step, matmuls=buffers.on.matmuls) else _NO_KERNEL}
-        for number in step.makes:
-            if number in buffers.instead:
-                reading.update(islice(readers.get(number, ()), 2))
-        for number in step.reads:
-            of_number = readers.setdefault(number, set())
-            if len(of_number) < 2:
-                of_number |= reading
-    return {number for number, reading in readers.items() if reading != {checkpoints.get(number)}}
 
 
 def _nearest(
@@ -166,8 +114,6 @@ def read_by_matmuls(
 ) -> tuple[set[int], dict[int, list[int]]]:
     """The buffers that nothing but matmuls read, and for each the loops that read it for nothing else, as positions.
 
-    Those of which slices, or several side by side, are read so are among them.
-
     Args:
         steps: all of them.
         around: for the identity of an equation with bodies the lines that it is from, and its operation.
@@ -175,7 +121,7 @@ def read_by_matmuls(
     matmuls, others, loops = set[int](), set[int](), dict[int, list[int]]()
     for index in reversed(range(len(steps))):  # what reads a result is met before what makes it
         step = steps[index]
-        if step.eqn is not None and (_jax.takes_bfloat16(step.eqn) or _moves(step, matmuls, others)):
+        if step.eqn is not None and _jax.takes_bfloat16(step.eqn):
             matmuls.update(step.reads)
             continue
         inside = _inside(*around[id(step.eqn)]) if id(step.eqn) in around else []
@@ -186,11 +132,6 @@ def read_by_matmuls(
             elif only is not None:
                 others.add(number)
     return matmuls - others, loops
-
-
-def _moves(step: ScheduledStep, matmuls: set[int], others: set[int]) -> bool:
-    """Whether a step moves elements of what it reads, unchanged, to where nothing but matmuls read them."""
-    return _jax.rearranges(step.eqn) and matmuls.issuperset(step.makes) and others.isdisjoint(step.makes)
 
 
 def _inside(lines: StraightLines, operation: Operation) -> list[bool | None]:
@@ -247,9 +188,11 @@ def arranged(
             buffers.again.add(number)
     if on.narrows:
         _narrow(steps, buffers, around)
+    buffers.lay_out_results(steps)
     order = in_order(steps, buffers)
     if on.reserves:
-        _place_results(order, buffers)
+        for number in over_donated(buffers.results, buffers.donated - buffers.kept, buffers.sizes):
+            buffers.discard(number)
     return order
 
 
@@ -283,16 +226,3 @@ def _narrow(
                 steps[index] = steps[index]._replace(reads=(*steps[index].reads, copy))
     for index, step in sorted(converted, key=lambda pair: -pair[0]):
         steps.insert(index, step)
-
-
-def _place_results(steps: list[ScheduledStep], buffers: Buffers) -> None:
-    """Let results lie where donated arguments do, and what is gone before they are written where they do."""
-    results = buffers.results
-    buffers.lay_out_results(steps)
-    for number in over_donated(results, buffers.donated - buffers.kept, buffers.sizes):
-        buffers.discard(number)
-    if buffers.on.shares:
-        live = lives(steps, buffers, reserved=set())
-        others = live.keys() - buffers.lasting
-        for number in within_results(live, results, others, buffers.sizes):
-            buffers.discard(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,19 +24,14 @@ class DeviceMemory:
         merges: what is written twice is computed once: common subexpressions are eliminated.
         reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
             of the same size where there are any.
-        shares: until a result is written, what is gone by then lies in its memory.
         fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
             anyway, or of less, is not held: see ``kernels.unheld`` and ``arrangement.made_again``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
-        normalizes: a softmax or a norm is one kernel, and what it makes is not made again in others: see
-            ``kernels.normalized``. A kernel's result is written over what its last operation reads, and over nothing
-            that the kernel reads for the others.
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
-            the channels, but for arguments and results. What takes every so many elements, or puts them apart, is a
-            kernel of its own.
+            the channels, but for arguments and results.
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
             converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
             of them.
@@ -43,11 +39,9 @@ class DeviceMemory:
 
     merges: bool = False
     reserves: bool = False
-    shares: bool = False
     fuses: bool = False
     matmuls: bool = False
     views: bool = False
-    normalizes: bool = False
     tiled: bool = False
     narrows: bool = False
 
@@ -82,8 +76,8 @@ def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
     if device is None or not device.holds_otherwise:
         return PLAIN
     if not device.is_tpu:
-        return DeviceMemory(merges=True, reserves=True, shares=True, fuses=True, normalizes=True)
-    return DeviceMemory(merges=True, reserves=True, fuses=True, matmuls=True, views=True, tiled=True, narrows=True)
+        return DeviceMemory(merges=True, reserves=True, fuses=True)
+    return DeviceMemory(merges=True, fuses=True, matmuls=True, views=True, tiled=True, narrows=True)
 
 
 # --------------------------------------------------------------------------------------------------------- what is held
@@ -165,17 +159,24 @@ def brought_forward(steps: list[ScheduledStep], buffers: Buffers) -> list[Schedu
     done with, and its operands would be held until then.
     """
     first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
-    readers = _readers(steps, first)
-    waiting = [0] * len(steps)  # for how many buffers that are not made yet
-    for index in range(first, len(steps)):
-        for number in steps[index].makes:
-            for reader in readers.get(number, ()):
-                waiting[reader] += 1
+    order, steps = steps[:first], steps[first:]
+    freed = _freed_by(steps, buffers)
+    readers: dict[int, list[int]] = {}
+    last: dict[int, list[int]] = {}  # of those that may free it
+    for index, step in enumerate(steps):
+        for number in {*step.reads}:
+            readers.setdefault(number, []).append(index)
+        for number in freed[index]:
+            last.setdefault(number, []).append(index)
+    left = {number: len(reading) for number, reading in last.items()}
+    waiting = Counter(reader for step in steps for number in step.makes for reader in readers.get(number, ()))
     takes = [step.inside + sum([buffers.sizes[number] for number in step.makes]) for step in steps]
-    left = _Left(len(steps), readers, buffers)
-    done = [index < first for index in range(len(steps))]
-    order = steps[:first]
-    for index in range(first, len(steps)):
+    done = [False] * len(steps)
+
+    def frees_more(index: int) -> bool:
+        return sum([buffers.sizes[number] for number in freed[index] if left[number] == 1]) > takes[index]
+
+    for index in range(len(steps)):
         todo = [index]
         while todo:
             here = todo.pop()
@@ -183,80 +184,38 @@ def brought_forward(steps: list[ScheduledStep], buffers: Buffers) -> list[Schedu
                 continue
             done[here] = True
             order.append(steps[here])
-            able = left.without(here)
+            able = list[int]()
+            for number in freed[here]:
+                left[number] -= 1
+                if left[number] == 1:
+                    able += last[number]
             for number in steps[here].makes:
                 for reader in readers.get(number, ()):
                     waiting[reader] -= 1
                     able.append(reader)
-            todo += [
-                other for other in able if not done[other] and not waiting[other] and left.frees[other] > takes[other]
-            ]
+            todo += [other for other in able if not done[other] and not waiting[other] and frees_more(other)]
     return order
 
 
-class _Left:
-    """What is left to run of the steps that read each buffer, by themselves or instead of what is not held.
-
-    Of those that are left the two last are kept an eye on: as long as there are two of them, the others do not matter.
-
-    Attributes:
-        frees: the bytes that each step frees if it is the next to run.
-    """
-
-    def __init__(self, steps: int, readers: Mapping[int, Sequence[int]], buffers: Buffers) -> None:
-        self.frees = [0] * steps
-        self._sizes, self._lasting = buffers.sizes, buffers.lasting
-        self._readers = {number: [*reading] for number, reading in readers.items()}  # with some that have run
-        self._done: set[int] = set()
-        self._read_for: dict[int, list[int]] = {}
-        for number, reads in buffers.instead.items():
-            for read in {*reads}:
-                self._read_for.setdefault(read, []).append(number)
-        self._two: dict[int, list[int]] = {}  # the last ones, by buffer
-        self._seen_by: dict[int, list[int]] = {}  # the buffers of which a step is one of these
-        for number in sorted(self._readers.keys() | self._read_for.keys(), reverse=True):
-            if number in self._read_for or number in buffers.instead or len(self._readers[number]) > 1:
-                self._look(number)
-            elif number not in self._lasting:
-                self.frees[self._readers[number][0]] += self._sizes[number]
-
-    def without(self, step: int) -> list[int]:
-        """Let a step have run; those steps that are now the only ones left to read something."""
-        self._done.add(step)
-        numbers = sorted(self._seen_by.pop(step, ()), reverse=True)  # what is read for others after these
-        return [only for number in numbers for only in self._look(number)][::-1]
-
-    def _look(self, number: int) -> list[int]:
-        """Find the two last steps that are left to read a buffer; the step that is now the only one, if one is."""
-        readers, found = self._readers.get(number, []), set[int]()
-        while readers and readers[-1] in self._done:
-            readers.pop()
-        for reader in reversed(readers):
-            if reader not in self._done:
-                found.add(reader)
-                if len(found) == 2:
-                    break
-        for other in self._read_for.get(number, ()):
-            found.update(self._two.get(other, ()))
-        before, two = self._two.get(number, []), sorted(found)[-2:]
-        self._two[number] = two
-        for step in two:
-            if step not in before:
-                self._seen_by.setdefault(step, []).append(number)
-        if len(two) != 1 or len(before) == 1:
-            return []
-        if number not in self._lasting:
-            self.frees[two[0]] += self._sizes[number]
-        return two
+_MANY = 96  # of what a kernel reads: such a one frees nothing by itself
 
 
-def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]:
-    """For each buffer the steps that read it, from the first of some half on."""
-    readers: dict[int, list[int]] = {}
-    for index in range(first, len(steps)):
-        for number in {*steps[index].reads}:
-            readers.setdefault(number, []).append(index)
-    return readers
+def _freed_by(steps: Sequence[ScheduledStep], buffers: Buffers) -> list[frozenset[int]]:
+    """For each step what takes memory, for a while, of what it reads and of what is read instead of that."""
+    instead: dict[int, frozenset[int]] = {}
+    lasting = buffers.lasting
+
+    def freed(numbers: Iterable[int]) -> frozenset[int]:
+        found = set[int]()
+        for number in numbers:
+            if buffers.sizes[number] and number not in lasting:
+                found.add(number)
+            found |= instead.get(number, frozenset())
+        return frozenset(found) if len(found) <= _MANY else frozenset()
+
+    for number in sorted(buffers.instead):  # what is read instead is older
+        instead[number] = freed(buffers.instead[number])
+    return [freed(step.reads) for step in steps]
 
 
 # -------------------------------------------------------------------------------------------------------------- buffers
@@ -279,7 +238,7 @@ class Buffers:
         written: those that kernels read from memory, whatever could make them again.
         instead: for what is not held, what is read for it: that stays in registers, or kernels make it again.
         again: those of these that kernels make again.
-        checkpoints: for what a checkpoint makes, which of them.
+        recomputes: whether there is a checkpoint.
         sizes: the bytes of each.
         of_step: whether they are those of a training step.
         narrowed: the types of those that are held in bfloat16 instead of float32.
@@ -301,7 +260,7 @@ class Buffers:
         self.written: set[int] = set()
         self.instead: dict[int, tuple[int, ...]] = {}
         self.again: set[int] = set()
-        self.checkpoints: dict[int, tuple[int, int]] = {}
+        self.recomputes = False
         self.sizes: list[int] = [0]
         self.narrowed: dict[int, Any] = {}
         self._contents: dict[int, Held] = {}
@@ -378,10 +337,9 @@ class Buffers:
         todo = [*found] if self.instead else []
         while todo:
             number = todo.pop()
-            if number in self.again or not self.on.normalizes:
-                reads = {*self.instead.get(number, ())}.intersection(dying).difference(found)
-                found |= reads
-                todo += reads
+            reads = {*self.instead.get(number, ())}.intersection(dying).difference(found)
+            found |= reads
+            todo += reads
         free = sorted([number for number in found if sizes[number]])
         if len(free) == len(step.makes) == 1:
             return free if sizes[free[0]] == sizes[step.makes[0]] else []
@@ -459,16 +417,14 @@ def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callab
                 held_residuals -= sizes[number]
 
 
-def lives(
-    steps: Sequence[ScheduledStep], buffers: Buffers, reserved: set[int] | None = None
-) -> dict[int, tuple[int, int]]:
+def lives(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, int]]:
     """For each buffer the first step that holds it, and the one that holds it no more.
 
     What a result is written over is held no more by the step that reads it last; a donated argument that a loop carries
-    is until the loop is done. ``reserved`` are there from the beginning, by default those that the device reserves.
+    is until the loop is done.
     """
     lasting = buffers.lasting
-    throughout = buffers.throughout | (buffers.reserved if reserved is None else reserved)
+    throughout = buffers.throughout | buffers.reserved
     live: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
     last = last_uses(steps, buffers.instead)
     dying_at = _dying_at(last, lasting)

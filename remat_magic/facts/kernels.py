@@ -29,7 +29,7 @@ from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.jaxprs.one_device import TypeOf, own_type
-from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLine, StraightLines
+from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLines
 from remat_magic.records import Kernel, Unit
 
 
@@ -380,9 +380,7 @@ def _dtype(step: _Step) -> str:
 _NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
-def unheld(
-    jaxpr: Any, lines: StraightLines, in_memory: Collection[int], alone: Collection[int], *, matmuls: bool
-) -> tuple[set[int], set[int]]:
+def unheld(jaxpr: Any, lines: StraightLines, in_memory: Collection[int], *, matmuls: bool) -> tuple[set[int], set[int]]:
     """The values that are never held, and those that are held no longer than for what does not fuse.
 
     A kernel that reads what an elementwise operation makes may run that operation itself: XLA fuses a producer into
@@ -393,11 +391,10 @@ def unheld(
         jaxpr: whose values they are, by their numbers.
         lines: the straight lines.
         in_memory: what every kernel but the one that makes it reads from memory.
-        alone: those of these that are not even in its registers: they are a kernel's only results.
         matmuls: as for ``fuses``.
     """
     flat = lines(jaxpr)
-    never = in_registers(jaxpr, lines).difference(alone)
+    never = in_registers(jaxpr, lines)
     last, last_fused, last_other = dict[int, int](), dict[int, int](), dict[int, int]()
     for index, line in enumerate(flat.lines):
         for number in line.reads:
@@ -449,27 +446,6 @@ def _gone_before(
             gone.add(read)
             todo += read_for.get(read, ())
     return gone
-
-
-def normalized(flat: StraightLine) -> set[int]:
-    """What elementwise operations make of values and of a reduction that is spread over them: a softmax, a norm.
-
-    XLA for GPUs makes one kernel of such a reduction and of what reads it spread out.
-    """
-    reduced, results = set[int](), set[int]()
-    for line in flat.lines:
-        if fuses(line):
-            reads = {number for number in line.reads if number != LITERAL}
-            if line.operation.name in REDUCTIONS or (reads and reads <= reduced):
-                reduced.update(line.makes)
-            elif reads & reduced:
-                results.update(line.makes)
-    return results
-
-
-def strided(flat: StraightLine) -> set[int]:
-    """Every so many elements of a value, and values with room between their elements."""
-    return {number for line in flat.lines if _jax.is_strided(line.operation.eqn) for number in line.makes}
 
 
 def fused_operands(jaxpr: Any, lines: StraightLines) -> set[int]:

@@ -49,7 +49,7 @@ from remat_magic.facts.buffers import (
     lives,
     sweep,
 )
-from remat_magic.facts.kernels import fused_operands, fuses, normalized, strided, unheld
+from remat_magic.facts.kernels import fused_operands, fuses, unheld
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
@@ -133,8 +133,11 @@ class Schedule(Buffers):
         flat = lines(jaxpr)
         if self.on.tiled:
             self.lay_out(flat)
-        written, never, again = self._unheld(jaxpr, lines)
-        start = len(self.steps)  # tells this run from others
+        written = flat.barred if self.on.fuses else set[int]()
+        never, again = (
+            unheld(jaxpr, lines, written, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
+        )
+        self.recomputes = self.recomputes or bool(flat.apart)
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -156,8 +159,6 @@ class Schedule(Buffers):
                     continue
                 for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
                     buffers[number] = result
-                    if number in flat.apart:
-                        self.checkpoints[result] = start, flat.apart[number]
                     if number in again:
                         in_kernels[number] = result = self.buffer(None)
                         read = (self._in_kernels.get(operand, (operand,)) for operand in operands)
@@ -166,18 +167,8 @@ class Schedule(Buffers):
                         self.sizes[result] = 0
                         self.instead[result] = self._read_for(operands)
             begin = end
-        self.written.update(buffers[number] for number in written)
+        self.written.update(buffers[number] for number in flat.barred)
         return [buffers[number] for number in flat.outputs]
-
-    def _unheld(self, jaxpr: Any, lines: StraightLines) -> tuple[set[int], set[int], set[int]]:
-        """The values of a jaxpr that are not made again as residuals, and those of ``kernels.unheld``."""
-        flat = lines(jaxpr)
-        in_memory = flat.barred | (normalized(flat) if self.on.normalizes else set())
-        apart = strided(flat)
-        alone = apart if self.on.tiled else set[int]()
-        if not self.on.fuses:
-            return in_memory, set(), set()
-        return in_memory | apart, *unheld(jaxpr, lines, in_memory | alone, alone, matmuls=self.on.matmuls)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
@@ -186,7 +177,7 @@ class Schedule(Buffers):
         sizes, over, need = self._needs(lines, operation)
         results = range(len(self.sizes), len(self.sizes) + len(sizes))
         self.sizes += sizes
-        overwritable = tuple(operands[over]) if self.on.normalizes else self._read_for(operands[over])
+        overwritable = self._read_for(operands[over])
         self.steps.append(ScheduledStep(where, self._read_for(operands), results, overwritable, need, operation.eqn))
         return results
 
@@ -289,7 +280,7 @@ class Schedule(Buffers):
     def highest_at_once(self) -> int:
         """The same where all that a checkpoint recomputes runs before the first gradient."""
         self._ordered()  # which tells what is held
-        return max(self._totals(in_order(self.steps, self, at_once=True))) if self.checkpoints else 0
+        return max(self._totals(in_order(self.steps, self, at_once=True))) if self.recomputes else 0
 
     def _totals(self, steps: list[ScheduledStep]) -> list[int]:
         swept = sweep(steps, self, self.saved_inside)

@@ -40,8 +40,8 @@ class StraightLine:
     The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
     constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
     dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` has the
-    values that a checkpoint makes, which its barriers keep apart from equal ones, with the first of that checkpoint;
-    ``barred`` go through a barrier of the program's own.
+    values that a checkpoint makes, which its barriers keep apart from equal ones; ``barred`` go through a barrier of
+    the program's own.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -51,7 +51,7 @@ class StraightLine:
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     ends: list[int] = field(default_factory=list)
-    apart: dict[int, int] = field(default_factory=dict)
+    apart: set[int] = field(default_factory=set)
     barred: set[int] = field(default_factory=set)
 
     def value(self, aval: Any) -> int:
@@ -80,7 +80,7 @@ class StraightLine:
         for key, number in call.constants.items():
             here[number] = self.constants.setdefault(key, here[number])
         self.free.update(here[number] for number in call.free)
-        self.apart.update((here[number], here[first]) for number, first in call.apart.items())
+        self.apart.update(here[number] for number in call.apart)
         self.barred.update(here[number] for number in call.barred)
         renumber = here.__getitem__
         self.lines += [
@@ -98,7 +98,7 @@ class StraightLine:
         for operation, reads, makes in self.lines:
             line = Line(operation, tuple([instead.get(number, number) for number in reads]), makes)
             equal: Line | None = None
-            if not operation.bodies and not operation.eqn.effects and self.apart.keys().isdisjoint(makes):
+            if not operation.bodies and not operation.eqn.effects and self.apart.isdisjoint(makes):
                 alike = before.setdefault((operation.name, line.reads), [])
                 equal = next((other for other in alike if _jax.do_the_same(operation.eqn, other.operation.eqn)), None)
                 if equal is None:
@@ -187,8 +187,7 @@ class StraightLines:
             called = self(body.jaxpr, body.consts)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
             if self._merges and _jax.is_checkpoint(eqn):
-                results_inside = [here[value] for line in called.lines for value in line.makes]
-                flat.apart.update((value, results_inside[0]) for value in results_inside if value not in flat.apart)
+                flat.apart.update(here[value] for line in called.lines for value in line.makes)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return
