@@ -22,6 +22,9 @@ from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
 from remat_magic.records import FitChoice
+from remat_magic.views.answer import taken
+from remat_magic.views.fit_text import MOST_LINES, Answer
+from remat_magic.views.text import printed
 from tests.programs import f32
 from tests.report_checks import types_of_ours
 
@@ -724,3 +727,20 @@ def test_the_state_of_a_librarys_step_can_be_donated(made):
         weights = jax.tree.leaves(args[names == ("model", "state")])
         trace.function(choice)(*args)
         assert all(leaf.is_deleted() for leaf in weights if isinstance(leaf, jax.Array) and leaf.ndim)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("made", [_linen_state, _nnx_optimizer, _equinox_model])
+def test_the_text_of_a_librarys_step_names_the_users_own_lines(made):
+    step, args, *_ = made(jnp.ones((4096, 8)))
+    trace = rm.trace(step, *args)
+    fit = trace.fit(1000)
+    for width in (80, 100):
+        lines = printed(Answer(fit), width).splitlines()
+        assert len(lines) <= MOST_LINES
+        assert max(map(len, lines)) <= width
+        assert lines[0].startswith("step: gradient of ")
+        assert lines[1].startswith("DOES NOT FIT  about ")
+        first = taken(fit.timeline, fit.report)[0]
+        assert Path(first.source.file).name == "test_models.py"
+        assert f"{first.source.place}" in lines[lines.index("Takes it") + 1]

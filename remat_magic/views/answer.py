@@ -172,7 +172,7 @@ def batch(fit: Fit) -> str:
     if not fit.largest_batch:
         return ""
     size = f"{fit.largest_batch:,}"
-    return f"A batch of {size} would fit too." if fit.fits else f"As it is written, it fits with a batch of {size}."
+    return f"As it is written, it fits with a batch of {'up to ' * bool(fit.fits)}{size}."
 
 
 def unfinished(fit: Fit) -> str:

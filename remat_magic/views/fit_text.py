@@ -35,7 +35,7 @@ class Asking:
 IN_CELL = Asking(
     'Does it fit? Name a device: --device "TPU v5e".',
     "More: --text=full prints every value and both jaxprs.",
-    "More: --text=full prints the whole change, every value and both jaxprs.",
+    "More: --text=full prints all of it, every value and both jaxprs.",
 )
 IN_PYTHON = Asking(
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
