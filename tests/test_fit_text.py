@@ -146,7 +146,7 @@ def test_what_is_taken_is_what_the_timeline_holds(fits):
     assert first.where == f"test_fit_text.py:{first.source.line}, scan x12"
     assert f"{rm.units.nbytes(first.nbytes)}  {first.source.expression}" in text(fit)
     parts = re.search(r"At the estimated peak: (.*?)\n\n", text(fit), re.DOTALL)[1]
-    for kind, word in (("parameter", "parameters"), ("state", "optimizer state"), ("residual", "saved")):
+    for kind, word in (("parameter", "parameters"), ("state", "optimizer state"), ("residual", "saved for backward")):
         assert f"{word} {rm.units.nbytes(dict(fit.report.peak_by_kind)[kind])}" in " ".join(parts.split())
 
 

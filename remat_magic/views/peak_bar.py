@@ -10,13 +10,13 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 
 # What is alive anyway comes first. By the kind of a value: how it is called, and by what it is coloured.
-_ROLES = {
+ROLES = {
     "parameter": ("parameters", "arguments"),
     "argument": ("arguments", "arguments"),
     "state": ("optimizer state", "state"),
     "batch": ("batch", "batch"),
     "constant": ("constants", "constants"),
-    "residual": ("saved", "saved"),
+    "residual": ("saved for backward", "saved"),
     "gradient": ("gradients", "gradients"),
     "output": ("results", "returned"),
     "temporary": ("temporaries", "temporaries"),
@@ -29,12 +29,12 @@ _LEAST = 1000  # what is less than one of so many is no part of the list
 def peak_parts(report: Report) -> list[tuple[str, str, int]]:
     """What is alive at the peak: of each kind how it is called, by what it is coloured, and its bytes."""
     sums = dict(report.peak_by_kind)
-    return [(*words, sums[kind]) for kind, words in _ROLES.items() if sums.get(kind)]
+    return [(*words, sums[kind]) for kind, words in ROLES.items() if sums.get(kind)]
 
 
 def role_of(kind: str) -> str:
     """By what a kind of value is coloured."""
-    return _ROLES[kind][1]
+    return ROLES[kind][1]
 
 
 def held_by_xla(memory: XlaMemory, timeline: Timeline) -> list[LiveValue]:
@@ -83,7 +83,7 @@ def compiled_bar_html(held: Sequence[LiveValue], needed: int, memory: tuple[str,
     sums = Counter[str]()
     for value in held:
         sums[value.kind] += value.nbytes
-    parts = [(*words, sums[kind]) for kind, words in _ROLES.items() if sums[kind]]
+    parts = [(*words, sums[kind]) for kind, words in ROLES.items() if sums[kind]]
     if (idle := needed - sums.total()) > 0:
         parts.append(("allocated and not in use then", "constants", idle))
     return _bar(parts, needed, needed, memory, f"Held at the peak of the compiled program, {fmt.nbytes(needed)}")
@@ -104,8 +104,8 @@ def _bar(
         bars.append(_piece("doubt", (high - peak) / scale, f"it may be {fmt.nbytes(high)}"))
     items = [f'<li class="remat-label">{lead}</li>'] if lead else []
     items += [
-        f'<li title="{fmt.exact(nbytes, "bytes")}"><i class="remat-role remat-role-{role}"></i> {word}'
-        f"{' for backward' * (role == 'saved')} <b>{fmt.nbytes(nbytes)}</b></li>"
+        f'<li title="{fmt.exact(nbytes, "bytes")}"><i class="remat-role remat-role-{role}"></i> {word} '
+        f"<b>{fmt.nbytes(nbytes)}</b></li>"
         for word, role, nbytes in sorted(parts, key=lambda part: -part[2])
         if _LEAST * nbytes >= peak
     ]

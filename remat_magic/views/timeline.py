@@ -14,6 +14,7 @@ from remat_magic.records import LiveValue, Measurement, Moment, Phase, SourceSpa
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.linking import line_key, linked
+from remat_magic.views.peak_bar import ROLES
 from remat_magic.views.rows import Home, home_of, near
 from remat_magic.views.svg import element, ticks
 from remat_magic.views.tables import KEYS, TOP_ROWS, expression_html, table, td
@@ -26,18 +27,6 @@ _LINES = 12  # lines with a colour of their own; the others are one grey
 _FAR = 2.5  # a device with so many times the peak is not drawn
 _PASSES: tuple[Phase, ...] = ("forward", "backward", "update")
 
-# What is alive anyway lies at the bottom, and what is least is at the top.
-_ROLES = {
-    "parameter": "parameters",
-    "argument": "arguments",
-    "state": "optimizer state",
-    "batch": "batch",
-    "constant": "constants",
-    "residual": "saved for backward",
-    "gradient": "gradients",
-    "output": "results",
-    "temporary": "temporaries",
-}
 _GREYS = {"parameter": "#9e9e9e", "argument": "#9e9e9e", "state": "#bdbdbd", "batch": "#7d8a91", "constant": "#b0a89f"}
 # Cool is saved, warm is temporary, green is given back: as in the bar of the peak.
 _COOL = ("#1976d2", "#64b5f6", "#3949ab", "#26a6b8", "#7e57c2", "#90a4e8", "#00796b", "#4dd0e1", "#5c6bc0", "#b39ddb",
@@ -94,7 +83,7 @@ def layers(timeline: Timeline) -> list[Layer]:
             colour = family[coloured[family] % len(family)]
             coloured[family] += 1
             shown.append(Layer(layer.kind, layer.largest, layer.count, layer.held, colour))
-    order = [*_ROLES]
+    order = [*ROLES]  # what is alive anyway lies at the bottom
     shown.sort(key=lambda layer: order.index(layer.kind))
     if rest:
         held = tuple(map(sum, zip(*(layer.held for layer in rest), strict=True)))
@@ -312,7 +301,7 @@ def held_rows(timeline: Timeline) -> list[tuple[str, str, str, str]]:
 
 
 def _role(layer: Layer) -> str:
-    return _ROLES.get(layer.kind, "of several kinds")
+    return ROLES[layer.kind][0] if layer.kind in ROLES else "of several kinds"
 
 
 def _source(layer: Layer) -> SourceSpan | None:

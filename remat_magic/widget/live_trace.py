@@ -130,15 +130,10 @@ class LiveTrace:
             return None
         arguments = self.arguments(report.policy, report.at)
         on_device = self.trace.report(*arguments, device=self.like)
-        device = self.device if self.is_device else ""
-        blank = Fit(report.function, device, self.capacity, self.choice_of(on_device))
-        fit = self.fit or blank
-        return replace(
-            fit,
-            as_written=blank.as_written,
-            report=on_device,
-            timeline=self.trace.timeline(*arguments, device=self.like),
-        )
+        timeline = self.trace.timeline(*arguments, device=self.like)
+        choice = self.choice_of(on_device)
+        fit = self.fit or Fit(report.function, *self.memory, choice)
+        return replace(fit, as_written=choice, report=on_device, timeline=timeline)
 
     def held_by_xla(self, choice: FitChoice, timeline: Timeline | None) -> list[LiveValue]:
         """What XLA's program holds at its peak under a choice that was compiled; empty where it did not tell."""
