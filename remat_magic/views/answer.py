@@ -168,11 +168,14 @@ def fits(choice: FitChoice) -> str:
 
 
 def batch(fit: Fit) -> str:
-    """The batch that would fit, as a sentence; empty where none is known."""
-    if not fit.largest_batch:
+    """The batch that would fit, as a sentence; empty where none is known, and where XLA says that this one fits.
+
+    It is by estimate, which XLA's word may contradict.
+    """
+    if not fit.largest_batch or (fit.fits and fit.compiled):
         return ""
-    size = f"{fit.largest_batch:,}"
-    return f"As it is written, it fits with a batch of {'up to ' * bool(fit.fits)}{size}."
+    said = "By estimate it fits as written" if fit.compiled else "As it is written, it fits"
+    return f"{said} with a batch of {'up to ' * bool(fit.fits)}{fit.largest_batch:,}."
 
 
 def unfinished(fit: Fit) -> str:

@@ -103,18 +103,19 @@ _Parts = tuple[list[RenderableType], Callable[[int, _Code], list[RenderableType]
 
 
 def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
-    name, of = answer.heading(fit)
+    name, more_of = answer.heading(fit)
     verdict, rest = answer.verdict(fit.as_written, fit.capacity_bytes)
     said = f"{answer.needed(fit.as_written)} {rest}{' (compiled)' * fit.compiled}".strip()
     above: list[RenderableType] = [
-        line((name, "bold"), f": {of}" if of else "", f"  ({answer.memory(fit)})"),
+        line((name, "bold"), f": {more_of}" if more_of else "", f"  ({answer.memory(fit)})"),
         line((verdict.upper(), _STYLES[fit.fits]), f"  {said}", wrap=True),
     ]
     if fit.report is not None and (parts := peak_parts(fit.report)):
         peak = sum(nbytes for *_, nbytes in parts)
         parts = [part for part in sorted(parts, key=lambda part: -part[-1]) if part[-1] > peak / 200]
         words = ", ".join(f"{word} {fmt.nbytes(nbytes)}" for word, _, nbytes in parts)
-        above.append(Text(f"At the estimated peak: {words}"))
+        of = f" of {fmt.nbytes(peak)}" if fit.compiled else ""
+        above.append(Text(f"At the estimated peak{of}: {words}"))
     above += map(Text, remarks)
     if fit.timeline is not None and (lines := answer.taken(fit.timeline, fit.report)[:_TAKEN]):
         rows = [(fmt.nbytes(taken.nbytes), taken.source.expression, taken.where) for taken in lines]

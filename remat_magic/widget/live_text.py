@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from rich.console import Console, RenderableType
@@ -11,6 +12,7 @@ from remat_magic.views.answer import offered
 from remat_magic.views.fit_text import IN_CELL, Answer, is_large
 from remat_magic.views.text import printed
 from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.wording import printable
 
 
 def answer(live: LiveTrace, report: Report, title: str) -> Answer:
@@ -20,7 +22,9 @@ def answer(live: LiveTrace, report: Report, title: str) -> Answer:
     """
     if not live.capacity or not (live.is_asked_for or is_large(report)):
         return Answer(report, title, IN_CELL)
-    remarks = live.find_out(report)
+    console = Console(force_jupyter=False)
+    with console.status("…") if sys.stdout.isatty() else contextlib.nullcontext() as status:
+        remarks = live.find_out(report, lambda what: status.update(printable(what)) if status and what else None)
     fit = live.answer(report)
     return Answer(fit or report, title, IN_CELL, remarks, _diff(live, fit) if fit else "")
 

@@ -111,10 +111,9 @@ class LiveTrace:
     def told(self, choice: FitChoice) -> FitChoice:
         """A choice with what the compiler for the chosen device said of it, if it was asked."""
         measured = self.measured(choice.key, choice.at)
-        if measured is not None and measured.needed_bytes is not None and measured.effort == "full":
-            needed = measured.needed_bytes
-            choice = replace(choice, needed_bytes=needed, needed_low=needed, needed_high=needed, compiled=True)
-        return choice.within(self.capacity)
+        if measured is None or measured.needed_bytes is None or measured.effort != "full":
+            return choice
+        return choice.as_compiled(measured.needed_bytes, measured.fits, "")
 
     def choice_of(self, report: Report) -> FitChoice:
         """A choice by its report on the chosen device, as it is known by now."""
@@ -146,8 +145,12 @@ class LiveTrace:
             self.add_measured(self.device, [measured] if not measured.error else [])
         return held_by_xla(measured.timeline, timeline) if measured.timeline else []
 
-    def find_out(self, report: Report) -> list[str]:
+    def find_out(self, report: Report, tell: Callable[[str], None]) -> list[str]:
         """Look for what fits now, and ask the compiler about the choice that a report is of.
+
+        Args:
+            report: of which choice.
+            tell: told what is being done.
 
         Returns:
             Sentences on what the compiler says besides, or why it was not asked.
@@ -155,21 +158,20 @@ class LiveTrace:
         try:
             for fit in self.trace.fitting(self.device):
                 self.show_fit(fit)
+                tell(fit.progress.current)
         except KeyboardInterrupt:  # what is known by then is an answer
             if self.fit is None:
                 raise
             self.show_fit(replace(self.fit, progress=replace(self.fit.progress, cancelled=True)))
+            return []
         device = devices.get(self.device) if self.is_device else None
         if device is None or not device.compiles_here:
             return [device.why_not] if device else []
+        if self.fit and not self.fit.compiled:  # it says why the compiler says nothing
+            return list(self.fit.not_tried[-1:])
         policy, at, namespace = self.arguments(report.policy, report.at)
-        try:
-            measured = self.trace.measure(policy, at, namespace=namespace, device=device)
-        except RematError as error:  # the estimate stands all the same
-            return [str(error)]
+        measured = self.trace.measure(policy, at, namespace=namespace, device=device)
         self.add_measured(self.device, [measured])
-        if self.fit is not None:
-            self.show_fit(self.fit)
         return list(filter(None, [measured.error or compilers_remarks(measured)]))
 
     @property
