@@ -385,6 +385,10 @@ ALLOWED = {
     ("measuring/elsewhere.py", "write_text"): "what it is compiled for, in that folder",
     ("measuring/elsewhere.py", "mkdir"): "the folder of what was compiled, in the user's cache folder",
     ("measuring/compiler_process.py", "write_text"): "what the compiler said, in the shared folder",
+    ("editing/donation.py", "compile"): "the user's own jit, with what it is to donate",
+    ("editing/donation.py", "eval"): "likewise",
+    ("_jax/watch.py", "importlib"): "modules of JAX's that are imported when they are first watched",
+    ("script.py", "runpy"): "the script that the user named",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}
