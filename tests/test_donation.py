@@ -120,15 +120,15 @@ def test_figures_are_those_of_a_step_that_donates(device, policy):
 
 
 def trained() -> rm.Trace:
-    blocks_loss, (params, x) = blocks()
+    blocks_loss, (params, x) = blocks(batch=512)
 
     def step(state: Any, x: Any) -> Any:
-        params, momentum = state
+        params, *moments = state
         value, grads = jax.value_and_grad(blocks_loss)(params, x)
-        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
-        return (jax.tree.map(lambda p, m: p - m, params, momentum), momentum), value
+        moments = [jax.tree.map(lambda m, g: 0.9 * m + g, moment, grads) for moment in moments]
+        return (jax.tree.map(lambda p, *moments: p - sum(moments), params, *moments), *moments), value
 
-    return rm.trace(jax.jit(step), (params, params), x)
+    return rm.trace(jax.jit(step), (params, params, params), x)
 
 
 def test_donation_is_a_choice_and_goes_with_a_checkpoint():
