@@ -57,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
             report.save_html(options.html)
     except RematError as error:
         return _told(error, FAILED)
+    except Exception:  # noqa: BLE001 - whatever it is: Python's own status would say that the step does not fit
+        traceback.print_exc()
+        return FAILED
     return TOO_BIG if fit is not None and fit.fits is False else FITS
 
 
@@ -79,7 +82,10 @@ def _ran(options: argparse.Namespace, caught: api.Caught) -> bool:
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
         return not end.code
-    except BaseException:  # noqa: BLE001 - whatever ends the script is told as Python would
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - whatever ends the script is told as Python would
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+            own = own.tb_next
+        traceback.print_exception(error.with_traceback(own))
         return False
     return True

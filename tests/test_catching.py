@@ -20,6 +20,7 @@ import remat_magic as rm
 from remat_magic import __main__ as command
 from remat_magic.engine.catching import Watch
 from tests.test_environment import run
+from tests.test_models import library
 
 # What each program begins with. RUNS counts the steps that ran, LOG what was done on the host.
 BEFORE = """
@@ -356,7 +357,7 @@ def test_a_step_that_cannot_be_traced_a_second_time_does_not_run():
         once(PARAMS, X)
         traced.append("ran")
     assert traced == [1, 1]
-    with pytest.raises(rm.RematError, match="^once, called in .* did not run, and cannot be traced a second time: a t"):
+    with pytest.raises(rm.RematError, match="^once, called in .* did not run, and cannot be traced: a table"):
         _ = caught.trace
 
 
@@ -376,13 +377,14 @@ def test_a_step_whose_code_swallows_everything_is_stopped_at_and_traced_anew_aft
 
 def test_who_swallows_the_stop_is_stopped_again_and_cleaning_up_is_let_through():
     values = []
-    with rm.catching():
+    with rm.catching() as caught:
         try:
             step(PARAMS, X)
         except BaseException:  # noqa: BLE001
             values.append(evaluate(PARAMS, X).shape)
         values.append(evaluate(PARAMS, X))
     assert values == [()]
+    assert "ran before" not in caught.note
 
 
 def test_nothing_is_compiled_anew():
@@ -481,6 +483,78 @@ def test_one_watch_at_a_time():
 def test_a_jax_that_cannot_be_asked_is_told_in_one_sentence(path):
     ran = run("import remat_magic as rm\nrm.catch(print)", f"jax._src.{path}")
     assert re.search(rf"RematError: jax \S+ has no jax._src.{path}, so that code cannot be stopped at", ran.stderr)
+
+
+# -------------------------------------------------------------------------------------------------------- libraries
+
+LINEN = """
+import flax.linen as nn, optax
+from flax.training.train_state import TrainState
+model = nn.Dense(4)
+state = TrainState.create(apply_fn=model.apply, params=model.init(jax.random.key(0), x), tx=optax.adam(1e-3))
+def loss(params, x): return jnp.mean(jnp.tanh(state.apply_fn(params, x)) ** 2)
+"""
+NNX = """
+from flax import nnx
+import optax
+model = nnx.Linear(4, 4, rngs=nnx.Rngs(0)); optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+def loss(model, x): return jnp.mean(jnp.tanh(model(x)) ** 2)
+def train_step(model, optimizer, x): optimizer.update(model, nnx.grad(loss)(model, x)); RUNS.append(1)
+"""
+EQUINOX = """
+import equinox as eqx
+model = eqx.nn.Linear(4, 4, key=jax.random.key(0))
+def loss(model, x): return jnp.mean(jnp.tanh(jax.vmap(model)(x)) ** 2)
+def update(model, x): return eqx.apply_updates(model, eqx.filter_grad(loss)(model, x))
+"""
+OF_LIBRARIES = {
+    "TrainState": (
+        "flax.linen",
+        LINEN + "@jax.jit\ndef train_step(state, x):\n"
+        "    return state.apply_gradients(grads=jax.grad(loss)(state.params, x))\nstate = train_step(state, x)",
+        "PjitFunction",
+    ),
+    "PyTreeNode": (
+        "flax.linen",
+        LINEN + "import flax\nclass Trained(flax.struct.PyTreeNode):\n    params: dict\n    @jax.jit\n"
+        "    def update(self, x): return self.replace(params=jax.grad(loss)(self.params, x))\n"
+        "Trained(state.params).update(x)",
+        "PjitFunction",
+    ),
+    "nnx.jit": ("flax.nnx", NNX + "nnx.jit(train_step)(model, optimizer, x)", "JitWrapped"),
+    "nnx, eager": ("flax.nnx", NNX + "train_step(model, optimizer, x)", "function"),
+    "eqx.filter_jit": ("equinox", EQUINOX + "step = eqx.filter_jit(update)\nmodel = step(model, x)", "_JitWrapper"),
+    "a method of eqx.filter_jit": (
+        "equinox",
+        EQUINOX + "class Trainer(eqx.Module):\n    model: eqx.nn.Linear\n    @eqx.filter_jit\n"
+        "    def fit(self, x): return update(self.model, x)\nTrainer(model).fit(x)",
+        "_JitWrapper",
+    ),
+    "equinox, eager": ("equinox", EQUINOX + "model = update(model, x)", "_GradWrapper"),
+    "haiku": (
+        "haiku",
+        "import haiku as hk\nmodel = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(4)(x)))\n"
+        "params = model.init(jax.random.key(0), x)\n"
+        "def loss(params, x): return jnp.mean(jnp.tanh(model.apply(params, x)) ** 2)\n"
+        "@jax.jit\ndef update(params, x): return jax.grad(loss)(params, x)\nupdate(params, x)",
+        "PjitFunction",
+    ),
+}
+
+
+@pytest.mark.usefixtures("remat3")
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_the_object_of_a_library_is_caught(name):
+    needed, code, kind = OF_LIBRARIES[name]
+    library(needed)
+    space = prepared()
+    with rm.catching() as caught:
+        exec(compile(code, "<cell>", "exec"), space)
+    assert (type(caught.function).__name__, space["RUNS"]) == (kind, [])
+    assert caught.trace.function_name == "loss"
+    listed = saved_residuals(lambda w: jnp.mean(jnp.tanh(X @ w) ** 2), PARAMS)
+    own = sum(math.prod(value.shape) * 4 for value, why in listed if "output of" in why)
+    assert caught.trace.report().saved_bytes == own
 
 
 # ---------------------------------------------------------------------------------------------------------- scripts

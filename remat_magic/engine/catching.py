@@ -129,8 +129,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
                 "it: there it is caught when it is lowered."
             )
         raise RematError(
-            f"{met}, did not run, and cannot be traced a second time: "
-            f"{one_line(text_of(self._refused)).removesuffix('.')}."
+            f"{met}, did not run, and cannot be traced: {one_line(text_of(self._refused)).removesuffix('.')}."
         ) from self._refused
 
     # ------------------------------------------------------------------------------------------- what JAX is asked for
@@ -141,7 +140,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
 
     def passes(self, fun: Any) -> None:
         """As ``_jax.Watcher``."""
-        if not _is_of_jax(fun):
+        if self.stopped_at is None and not _is_of_jax(fun):  # what cleans up ran after
             candidates, _ = _candidates(list(_frames(sys._getframe(1))), _jax.Jitted(fun, (), {}))  # noqa: SLF001
             self.ran[function_name(candidates[0].function)] = None
 
