@@ -658,18 +658,20 @@ class Trace:
         namespace: Mapping[str, Any] | None = None,
         *,
         device: str | Device | None = None,
+        quick: bool = False,
     ) -> Listed[Advice]:
         """What about a policy, or the function, costs memory or has no effect; what has most at stake first.
 
         Args:
             device: as on which the peaks (bytes) are: a ``Device`` or its name. Default: as on JAX's CPU.
+            quick: whether only that is told for which no other choices have to be traced.
 
         Raises:
             RematError: as ``report``; no such device.
         """
         from remat_magic.advice import advise
 
-        return advise(self.facts.under(policy, at, namespace), _device(device))
+        return advise(self.facts.under(policy, at, namespace), _device(device), quick=quick)
 
     def edit(self, choice: Policy, at: At = None) -> Edit:
         """A plan, or a policy, as an edit of your own source, verified by tracing the edited text.

@@ -1,6 +1,9 @@
-"""The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
+"""The Choices and Memory panels on the kernel's side, with the real engine and without a browser."""
 
+import html
 import json
+import re
+from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
@@ -11,6 +14,7 @@ from remat_magic.records import (
     Advice,
     Comparison,
     ComparisonRow,
+    FitChoice,
     SourceSpan,
 )
 from remat_magic.views import choices
@@ -67,13 +71,45 @@ def ask(comparing, kind, **content):
     comparing.handle(Request({"type": kind, "policy": "dots_saveable", "at": "function", **content}))
 
 
-def test_all_policies_are_compared(comparing, browser):
-    ask(comparing, "compare", device="A100 40GB SXM")
-    answer = browser.of("compare")
-    assert (answer["policy"], answer["at"], answer["device"]) == ("dots_saveable", "function", "A100 40GB SXM")
-    assert 'data-policy="nothing_saveable"' in answer["html"]
-    assert "estimated, for A100 40GB SXM" in answer["html"]
-    assert answer["html"].count('aria-current="true"') == 1
+def test_policies_are_choices_where_nothing_is_to_fit(comparing, browser):
+    """All in one table, with what they keep and repeat, and no line."""
+    ask(comparing, "tried", device="")
+    html = browser.of("tried")["html"]
+    assert 'data-policy="nothing_saveable" data-at="function"' in html
+    assert "remat-fits" not in html
+    assert 'data-control="budget"' not in html
+
+
+def test_all_that_was_tried_is_told_as_it_grows_and_a_plan_for_a_budget_is_added(comparing, browser):
+    live = comparing.live
+    live.choose_device("A100 40GB SXM")
+    ask(comparing, "tried", device=live.device)
+    assert "Looking for what fits" in browser.of("tried")["html"]
+    *_, fit = live.trace.fitting(live.device)
+    live.show_fit(fit)
+    told = browser.wait(lambda message: message["type"] == "tried" and message.get("count"))
+    assert told["count"] == len(fit.tried) == told["html"].count('<tr class="remat-row"')
+    sizes = sorted({choice.needed_bytes for choice in fit.tried if choice.needed_bytes and not choice.unusable})
+    least, most = (int(re.search(rf'data-{end}="(-?\d+)"', told["html"])[1]) for end in ("least", "most"))
+    assert least < sizes[0] < sizes[-1] < most  # the slider has the range that there is
+    browser.messages.clear()
+    ask(comparing, "plan", budget=sizes[-1])
+    said = browser.of("plan")
+    assert said["said"].startswith(f"A plan for {units.nbytes(sizes[-1])}: ")
+    plan = live.trace.plan(peak=sizes[-1], device=live.like)
+    again = browser.wait(lambda message: message["type"] == "tried")
+    assert f'data-policy="{html.escape(plan.policy)}" data-at="{html.escape(plan.at)}"' in again["html"]
+    assert live.policy(plan.policy, plan.at) == plan or not plan.names
+
+
+def test_what_donates_is_told_apart_by_its_place(comparing):
+    """The same policy with the same arguments, at two places."""
+    live = comparing.live
+    one = FitChoice("a", "nothing_saveable", "loss", 1, 1, 1, None, donate=("w",))
+    other = replace(one, what="b", at="function")
+    live.offer([one, other])
+    assert [live.policy(one.key, at) for at in ("loss", "function")] == [one, other]
+    assert live.donating(one.key, "nowhere") is None
 
 
 def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypatch):
@@ -134,36 +170,7 @@ def test_advice_is_shown_with_its_code_and_escaped(comparing, browser):
     assert "<i>Write <code>f(x)</code>.</i>" in quoted
     both = advice_html([Advice("saved", "It is.", "`name(x)`, and policy=a.", None, "bytes", code="policy=a")])
     assert "<i><code>name(x)</code>, and </i><code>policy=a</code><i>.</i>" in both
-    assert "Nothing to say" in advice_html([])
-
-
-def test_measuring_fills_the_table_and_counts_to_its_end(comparing, browser):
-    ask(comparing, "measure", inputs="given")
-    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert now["done"] == now["total"] > 2
-    assert not now["cancelled"]
-    html = browser.wait(lambda message: message["type"] == "compare" and "temporaries" in message["html"])["html"]
-    assert "measured, on cpu" in html
-    assert ">run<" in html
-
-
-@pytest.mark.parametrize(("kind", "other"), [("measure", "places"), ("places", "measure")])
-def test_what_is_cancelled_says_so(kind, other):
-    """And the other kind of work goes on."""
-
-    class Impatient(Browser):
-        def __call__(self, message):
-            super().__call__(message)
-            if message["type"] == "progress" and not message["finished"]:
-                ask(comparing, "cancel", job=other if message["done"] == 0 else kind)
-
-    browser = Impatient()
-    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(comparing, kind, inputs="")
-    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert (now["job"], now["cancelled"]) == (kind, True)
-    assert 0 < now["done"] < now["total"]
-    comparing.close()
+    assert advice_html([]) == ""
 
 
 def test_the_compiler_is_asked_and_its_word_is_every_figure_from_then_on(browser, pretend, cache):
@@ -187,10 +194,8 @@ def test_the_compiler_is_asked_and_its_word_is_every_figure_from_then_on(browser
     row = figures[chosen.policy, chosen.at]
     assert (row["needed"], row["fits"]) == ("21 B", "fits, compiled")
     assert all("compiled" not in other["fits"] for other in figures.values() if other is not row)
-    ask(comparing, "compare", device="H100 SXM")
-    assert "compiled, for H100 SXM" in browser.of("compare")["html"]
-    ask(comparing, "compare", device="B200")
-    assert ">fits<" not in browser.wait(lambda message: message.get("device") == "B200")["html"]
+    ask(comparing, "tried", device="H100 SXM")
+    assert ">21 B, compiled<" in browser.of("tried")["html"]
     assert len(started.read_text().split()) == 1
     comparing.live.choose_device("B200")
     ask(comparing, "screen", device="B200")
@@ -231,20 +236,6 @@ def test_a_compiler_that_is_not_there_is_named(browser, monkeypatch):
     comparing.close()
 
 
-@pytest.mark.slow
-def test_gradients_are_checked_on_the_inputs(comparing, browser):
-    ask(comparing, "gradients", inputs="given")
-    html = browser.of("gradients")["html"]
-    assert "Largest difference" in html
-    assert "dots_saveable" in html
-    assert "<code>none</code>" not in html  # which the others are compared with
-
-
-def test_what_fails_is_said(comparing, browser):
-    ask(comparing, "compare", device="H100 SMX")
-    assert browser.of("compare")["error"] == "No device is called 'H100 SMX': did you mean 'H100 SXM'?"
-
-
 def test_policies_too_close_to_tell_apart_are_named():
     """Peaks that differ by less than the estimate's own error, and equal ones not at all."""
     peaks = {"a": 100, "b": 103, "c": 103, "d": 200}
@@ -252,18 +243,3 @@ def test_policies_too_close_to_tell_apart_are_named():
     (note,) = Comparison("f", tuple(rows)).notes
     assert note.startswith("Too close for the estimate of peak memory to tell apart: a and b.")
     assert Comparison("f", tuple(rows[2:])).notes == ()
-
-
-# -------------------------------------------------------------------------------------------------------------- places
-
-
-def test_all_places_are_tried_bit_by_bit(comparing, browser):
-    ask(comparing, "places", policy="dots_saveable", device="A100 40GB SXM")
-    last = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert not last["cancelled"]
-    assert last["done"] == last["total"] > 3
-    pages = [message["html"] for message in browser.messages if message["type"] == "places"]
-    assert len(pages) > 1  # the first while others were still being tried
-    assert 'data-policy="nothing_saveable" data-at="function"' in pages[-1]
-    assert pages[-1].count('aria-current="true"') == pages[-1].count('aria-pressed="true"') == 1
-    assert "estimated, for A100 40GB SXM" in pages[-1]

@@ -139,25 +139,23 @@ def step(ws, x):
 
 
 def said_by_the_widget(widget, policy, device):
-    """The peaks that a reader is shown of a choice on a device: in the list, headline, bar, table and picture."""
+    """The peaks that a reader is shown of a choice on a device: in the list, headline, bar and picture."""
     of = {"policy": policy, "at": "function", "device": device}
     tell(widget, type="choose", policy=policy, at="function", serial=0)
     for kind, more in (
         ("choices", {"policies": [policy]}),
-        ("compare", {"width": 900}),
         ("screen", {}),
         ("memory", {}),
     ):
         tell(widget, type=kind, **of, **more)
     parts = messages(widget, "screen")[-1]
     (listed,) = [row["peak"] for row in messages(widget, "choices")[-1]["rows"] if policy in row["keys"]]
-    table, memory = messages(widget, "compare")[-1]["html"], messages(widget, "memory")[-1]["html"]
-    (row,) = re.findall(r'<tr[^>]*aria-current="true".*?</tr>', table)
-    return {"list": listed, "headline": parts["verdict"], "bar": parts["bar"], "table": row, "picture": memory}
+    memory = messages(widget, "memory")[-1]["html"]
+    return {"list": listed, "headline": parts["verdict"], "bar": parts["bar"], "picture": memory}
 
 
 @pytest.mark.parametrize(("function", "device"), [(layers, "H100 SXM"), (layers, "TPU v5e"), (step, "H100 SXM x8")])
-def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(screen, function, device):
+def test_list_headline_bar_picture_and_what_is_kept_have_one_peak(screen, function, device):
     """That of the report as on the device, which is another one than on this machine."""
     trace = rm.trace(function, [f32(257, 257)] * 4, f32(300, 257))
     widget = displayed(screen, trace, "none", device=device)

@@ -28,8 +28,9 @@ from remat_magic import devices
 from remat_magic.records import (
     Advice,
     Choice,
+    Fit,
+    FitChoice,
     GradientCall,
-    GradientDifference,
     Measurement,
     Places,
     Plan,
@@ -37,10 +38,11 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, display, jaxpr_text, pareto, plan
+from remat_magic.views import advice, compare, display, jaxpr_text, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
+from remat_magic.views import tried as tried_views
 from remat_magic.widget import RematWidget
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.panels import PANELS
@@ -166,15 +168,15 @@ def pages(attack: str):
     for name, chunks in jaxpr_text.lazy_chunks(report).items():
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
     yield "comparison", compare.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
-    told = Places(attack, measured, Sheet(attack, attack), not_tried=(attack,))
-    yield "panel", compare.comparison_panel(told, attack, live=True)
-    yield "front", pareto.pareto_svg(some, attack)
+    yield "measured", compare.comparison_html(Places(attack, measured, Sheet(attack, attack), not_tried=(attack,)))
+    choice = FitChoice(attack, attack, attack, 9, 8, 10, None, extra_flops=0.1, donate=(attack,), unusable="")
+    tried = tuple(dataclasses.replace(choice, **to) for to in ({}, {"needed_bytes": 19}, {"unusable": attack}))
+    yield "choices", tried_views.tried_html(tried, Fit(attack, attack, 12, choice, tried, (attack,)))
+    yield "policies", tried_views.tried_html(tried_views.of_rows(some))
     over_time = infected(timeline(), attack)
     yield "timeline", timeline_views.timeline_html(over_time)
     yield "live timeline", timeline_views.timeline_html(over_time, live=True)
     yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
-    differing = GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack)
-    yield "gradients", compare.gradients_html((differing, GradientDifference(attack, attack, error=attack)))
     value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
     yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
     yield "page", html_views.page_html(report, [report])
@@ -307,9 +309,8 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     for policy_key in ("none", "dots_saveable", "mine"):
         tell(type="choose", policy=policy_key, at=at, serial=1)
     tell(type="names", names={attack: "save"}, at=at, serial=9)
-    for kind in ("jaxprs", "memory", "advice", "compare"):
+    for kind in ("jaxprs", "memory", "advice", "tried", "edit"):
         tell(type=kind, policy="none", at=at, against="dots_saveable")
-    tell(type="compare", policy="none", at=at, device=attack)
     tell(type="apply")
     sent = [*channel.sent, {"_frame": widget._frame, "_view": widget._view}]
     kept = widget._rendered.kept(trace.report("none", at))

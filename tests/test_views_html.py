@@ -124,8 +124,8 @@ def test_the_bar_is_what_is_alive_at_the_peak():
      ({"recomputed": ()}, "recomputed", "The backward pass recomputes nothing."),
      ({"complete": False}, "recomputed", "The backward half is being traced."),
      ({"backward_error": "No end."}, "recomputed", "No end."),
-     ({"backward_error": "No end."}, "notes", "! No end. ! 'a' is saved, yet its matmul is repeated. "
-                                              "! Not counted in the FLOPs: cos.")],
+     ({"backward_error": "No end."}, "notes", "No end. 'a' is saved, yet its matmul is repeated. "
+                                              "Not counted in the FLOPs: cos.")],
 )  # fmt: skip
 def test_empty_parts_say_why(changes, part, sentence):
     assert _Page(fragments(small(**changes))[part]).text == sentence

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.records import ComparisonRow, Life, LiveValue
-from remat_magic.views.pareto import pareto_svg
+from remat_magic.records import Fit, FitChoice, Life, LiveValue
 from remat_magic.views.svg import ticks
 from remat_magic.views.timeline import COLUMNS, layers, timeline_html
-from tests.plot_records import row, rows, timeline
+from remat_magic.views.tried import tried_html
+from tests.plot_records import timeline
 from tests.programs import f32
 from tests.views_records import span
 
@@ -24,147 +24,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def parsed(text):
     return ET.fromstring(text)
-
-
-def points(picture):
-    return {node.get("data-policy"): node for node in picture.iter(f"{SVG}g") if node.get("role") == "button"}
-
-
-def classes(element):
-    return {name for inner in element.iter() for name in (inner.get("class") or "").split()}
-
-
-PICTURES = {
-    "pareto": lambda: pareto_svg(rows(), "dots_saveable"),
-    "one policy": lambda: pareto_svg((row("none", 5, 0, pareto=True),)),
-    "no policy": lambda: pareto_svg(()),
-}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_xml_and_say_what_they_show(name):
-    picture = parsed(PICTURES[name]())
-    named = {node.get("id"): node.text for node in picture if node.tag in (f"{SVG}title", f"{SVG}desc")}
-    assert [bool(named[key]) for key in picture.get("aria-labelledby").split()] == [True, True]
-    assert picture.get("viewBox")
-
-
-def test_nothing_depends_on_colour_alone():
-    """The front by its shape, the chosen one by a frame."""
-    by_policy = points(parsed(pareto_svg(rows(), "dots_saveable")))
-    for policy, point in by_policy.items():
-        on_front = policy != "save_only_these_names('h')"
-        assert ("remat-best" in classes(point)) == on_front
-        assert ("remat-other" in classes(point)) != on_front
-        # Every point has a frame, which the style sheet shows on the pressed one alone.
-        assert (point.get("aria-pressed") == "true") == (policy == "dots_saveable")
-    assert ".remat-point:not([aria-pressed=true]) .remat-ring{display:none}" in pareto_svg(rows())
-
-
-# ------------------------------------------------------------------------------------------------------ memory and cost
-
-
-def test_points_are_buttons():
-    by_policy = points(parsed(pareto_svg(rows(), "as_written")))
-    assert set(by_policy) == {"none", "dots_saveable", "nothing_saveable", "save_only_these_names('h')"}
-    for point in by_policy.values():
-        assert point.get("tabindex") == "0"
-        assert point.get("aria-label") == point.find(f"{SVG}title").text
-    said = "none, same as as_written: peak 90.0 MB (estimated), 0 s estimated for recomputation and offloading"
-    assert by_policy["none"].get("aria-label") == f"{said}, on the front"
-    assert [point.get("aria-pressed") for point in by_policy.values()].count("true") == 1
-    assert by_policy["none"].get("aria-pressed") == "true"  # as_written does the same
-
-
-def _centre(point):
-    path = point.find(f"{SVG}path")
-    if path is not None:
-        x, y = re.match(r"M([\d.]+),([\d.]+)", path.get("d")).groups()
-        return float(x), float(y) + 6.5
-    circle = point.find(f"{SVG}circle")
-    return float(circle.get("cx")), float(circle.get("cy"))
-
-
-def test_places_are_in_proportion():
-    """A MB is as wide everywhere, and 18 ms lie 3.6 times as high as 5 ms."""
-    by_policy = {policy: _centre(point) for policy, point in points(parsed(pareto_svg(rows()))).items()}
-    step = (by_policy["none"][0] - by_policy["dots_saveable"][0]) / 40  # pixels for a MB
-    left = by_policy["none"][0] - 90 * step
-    assert by_policy["nothing_saveable"][0] == pytest.approx(left + 20 * step, abs=0.5)
-    base = by_policy["none"][1]  # adds nothing
-    assert (base - by_policy["nothing_saveable"][1]) / (base - by_policy["dots_saveable"][1]) == pytest.approx(
-        18 / 5, rel=0.02
-    )
-
-
-def test_the_front_goes_through_its_points():
-    picture = parsed(pareto_svg(rows()))
-    (line,) = [node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-front"]
-    for policy in ("none", "dots_saveable", "nothing_saveable"):
-        x, y = _centre(points(picture)[policy])
-        assert f"{x:.1f}" in line.get("d")
-        assert re.search(rf"V{y:.1f}(?![\d.])", line.get("d"))
-    assert not [e for e in parsed(pareto_svg((row("a", 1, 1),))).iter(f"{SVG}path") if e.get("class") == "remat-front"]
-
-
-def _boxes(*elements):
-    for element in elements:
-        for label in element.iter(f"{SVG}text"):
-            if label.text:
-                x, y, wide = float(label.get("x")), float(label.get("y")), 6.16 * len(label.text)
-                start = {"start": x, "middle": x - wide / 2, "end": x - wide}[label.get("text-anchor", "start")]
-                yield start, y - 10, start + wide, y + 3
-
-
-def _crowd(number):
-    return tuple(row(f"policy_{i}", 50 + i % 5, 10 + i % 4, pareto=i == 0) for i in range(number))
-
-
-def _labels_of(number):
-    """Of points all in one place, as many as there is room for have a label, and every one its words."""
-    of_points = points(parsed(pareto_svg(_crowd(number))))
-    assert len(of_points) == number
-    return _boxes(*of_points.values()), min(number, 8)
-
-
-@pytest.mark.parametrize("number", [2, 10, 40])
-def test_labels_do_not_overlap(number):
-    found, least = _labels_of(number)
-    boxes = list(found)
-    assert len(boxes) >= least
-    for i, a in enumerate(boxes):
-        for b in boxes[:i]:
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-
-
-@pytest.mark.parametrize("front", [["nothing_saveable"], ["nothing_saveable", "dots_saveable"]])
-def test_labels_keep_off_the_lines(front):
-    """Just left of where the device ends, and at the last step of the front, which goes on to the right edge."""
-    sizes = {"none": 160, "dots_saveable": 93, "nothing_saveable": 40}
-    ranked = [
-        replace(row, ranked_by="compiled", needed_bytes=needed, available_bytes=105, pareto=row.policy in front)
-        for row in rows()
-        if (needed := sizes.get(row.policy))
-    ]
-    picture = parsed(pareto_svg(ranked))
-    (capacity,) = [node for node in picture.iter(f"{SVG}line") if node.get("class") == "remat-capacity"]
-    (fits,) = [node for node in picture.iter(f"{SVG}text") if node.text == "fits"]
-    end = float(capacity.get("x1"))
-    last = _centre(points(picture)[front[-1]])
-    boxes = list(_boxes(*points(picture).values()))
-    assert len(boxes) == 3
-    for left, top, right, bottom in boxes:
-        assert right <= end or left >= end
-        assert not (right > end - 30 and left < end and top < float(fits.get("y")) < bottom)
-        assert not (top < last[1] < bottom and right > last[0])
-
-
-def test_what_is_left_out_is_counted():
-    assert "1 policy without a known peak and cost left out." in parsed(pareto_svg(rows())).find(f"{SVG}desc").text
-    two = (*rows(), ComparisonRow("other", "function", error="no"))
-    assert "2 policies without" in parsed(pareto_svg(two)).find(f"{SVG}desc").text
-    assert "left out" not in parsed(pareto_svg(rows()[:3])).find(f"{SVG}desc").text
-    assert "No policy with a known peak" in "".join(parsed(pareto_svg(rows()[4:])).itertext())
 
 
 # ---------------------------------------------------------------------------------------------------- memory over time
@@ -293,6 +152,42 @@ def test_what_is_held_at_the_peak_is_listed():
         "64 B 0.9% lax.scan(body, x) , line 9 temporaries",
         "44 B 0.6% 2 other values of several kinds",
     ]
+
+
+# ------------------------------------------------------------------------------------------------------ what was tried
+
+
+def choice(what, needed, extra, **changes):
+    return FitChoice(what, what, "function", needed, needed - 5, needed + 5, None, extra_time=extra, **changes)
+
+
+TRIED = (choice("as_written", 100, 0.0), choice("nothing_saveable", 20, 0.3), choice("dots_saveable", 60, 0.1))
+
+
+def test_points_are_where_their_figures_are_and_so_is_the_line():
+    page = tried_html((*TRIED, choice("broken", 50, 0.2, unusable="No.")), Fit("f", "TPU v5e", 40, TRIED[0], TRIED))
+    dots = re.findall(r'data-policy="(\w+)"[^>]*style="left:([\d.]+)%;bottom:([\d.]+)%"', page)
+    across = {policy: float(left) for policy, left, _ in dots}
+    upward = {policy: float(bottom) for policy, _, bottom in dots}
+    assert set(across) == {"as_written", "nothing_saveable", "dots_saveable"}  # what cannot be used is a row alone
+    assert "No." in page
+    width = across["as_written"] - across["nothing_saveable"]
+    assert across["dots_saveable"] - across["nothing_saveable"] == pytest.approx(width / 2, abs=0.02)
+    height = upward["nothing_saveable"] - upward["as_written"]
+    assert upward["dots_saveable"] - upward["as_written"] == pytest.approx(height / 3, abs=0.02)
+    line = float(re.search(r'remat-budget" style="left:([\d.]+)%', page)[1])
+    assert line - across["nothing_saveable"] == pytest.approx(width / 4, abs=0.02)
+    slider = re.search(r'max="(\d+)" value="(\d+)"', page)
+    assert 100 * int(slider[2]) / int(slider[1]) == pytest.approx(line, abs=0.1)  # its thumb is below the line
+
+
+def test_where_all_need_the_same_there_is_no_picture_and_no_slider():
+    same = tuple(replace(one, needed_bytes=100) for one in TRIED)
+    page = tried_html(same, Fit("f", "", 40, same[0], same))
+    assert "remat-plot" not in page
+    assert "data-control" not in page
+    assert page.count('<tr class="remat-row"') == 3
+    assert "remat-fits" not in tried_html(TRIED)  # nothing is to fit
 
 
 # ---------------------------------------------------------------------------------------------------------------- axes

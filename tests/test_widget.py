@@ -78,6 +78,9 @@ class FakeTrace:
     def cached(self, policy="as_written", at=None, namespace=None):
         return self.reports.get(self._check(policy, at or self.default_at, namespace))
 
+    def advice(self, policy="as_written", at=None, namespace=None, *, device=None, quick=False):
+        return []
+
     def function(self, policy="as_written", at=None, namespace=None):
         return lambda: self._check(policy, at, namespace)
 
@@ -138,9 +141,9 @@ def test_what_takes_long_is_heard_at_once(widget, monkeypatch):
     """Else the browser takes a kernel that works for one that is gone."""
     done: list[str] = []
     monkeypatch.setattr(
-        widget._answering["plan"], "handle", lambda _: done.append(widget.comm.sent[-1]["content"]["type"])
+        widget._answering["tried"], "handle", lambda _: done.append(widget.comm.sent[-1]["content"]["type"])
     )
-    tell(widget, type="plan", budget=1, at="function", serial=1)
+    tell(widget, type="tried", at="function", serial=1)
     assert done == ["heard"]
 
 
@@ -243,7 +246,7 @@ def test_the_residuals_are_shown_before_the_backward_half(widget):
     first = next(message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {}))
     assert "f32[6,1000]" in first["parts"]["residuals"]
     assert first["meaning"] == "What none means."
-    assert first["counts"] == {"values": 4}
+    assert first["counts"] == {"values": 4, "notes": 2}
 
 
 def test_rapid_toggling_ends_on_the_last(browser):

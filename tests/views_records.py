@@ -3,7 +3,7 @@
 import dataclasses
 
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
-from remat_magic.views.headline import line_html, notes_html
+from remat_magic.views.headline import line_html, notes_html, notes_of
 from remat_magic.views.listing import listing_html
 from remat_magic.views.report_tables import recomputed_html, residuals_html
 
@@ -105,7 +105,7 @@ def fragments(report):
     """What the widget shows of a report, part by part."""
     return {
         "totals": "; ".join(line_html(report)),
-        "notes": notes_html(report),
+        "notes": notes_html(notes_of(report)),
         "residuals": residuals_html(report),
         "recomputed": recomputed_html(report),
         "listing": listing_html(report, live=True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from remat_magic.advice.rules import ANYWHERE, OF_GRADIENT, Case
+from remat_magic.advice.rules import ANYWHERE, OF_GRADIENT, QUICK, Case
 from remat_magic.devices import Device
 from remat_magic.facts.buffers import memory_of
 from remat_magic.facts.facts import Variant
@@ -17,8 +17,10 @@ from remat_magic.records import Advice, Listed, RematError, Report
 __all__ = ["advise"]
 
 
-def advise(variant: Variant, device: Device | None) -> Listed[Advice]:
+def advise(variant: Variant, device: Device | None, *, quick: bool = False) -> Listed[Advice]:
     """Advice on one choice, what has most at stake first; the peaks are as on the device.
+
+    Where ``quick``, only what takes no other choices to be traced.
 
     Raises:
         RematError: as ``Variant.report``.
@@ -34,7 +36,7 @@ def advise(variant: Variant, device: Device | None) -> Listed[Advice]:
     rules = ANYWHERE if case.report.in_update else (*OF_GRADIENT, *ANYWHERE)
     findings = dict[tuple[str, str], Advice]()
     # Of calls that are alike it is said once.
-    for advice in (advice for rule in rules for advice in rule(case)):
+    for advice in (advice for rule in rules if rule in QUICK or not quick for advice in rule(case)):
         findings.setdefault((advice.kind, advice.sentence), replace(advice, share=_share(case.report, advice)))
     return Listed(sorted(findings.values(), key=lambda advice: -advice.share))
 

@@ -735,3 +735,5 @@ OF_GRADIENT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     too_wide,
     accumulated,
 )
+QUICK = frozenset((stale, unknown_name, saved_in_vain, changes_nothing, argument_given_back, too_wide, accumulated))
+"""Those that trace no other choices, but for the program without a checkpoint."""

@@ -14,8 +14,13 @@ from remat_magic.views.tables import KEYS, with_code
 def advice_html(advice: Sequence[Advice], *, live: bool = True) -> str:
     """Each finding with its line, what is at stake and the mend; in a live widget with buttons that try and copy it."""
     if not advice:
-        return '<p class="remat-empty">Nothing to say against this policy.</p>'
+        return ""
     return f'<ul class="remat-advice">{"".join(_item(finding, live) for finding in advice)}</ul>'
+
+
+def cards(advice: Sequence[Advice]) -> list[Advice]:
+    """The findings that no choice mends: those stand among the choices."""
+    return [finding for finding in advice if not finding.policy]
 
 
 def stake(finding: Advice) -> str:

@@ -59,7 +59,7 @@ def html(record: Any) -> str:
         case FitChoice():
             return static(f'<pre style="font-family:monospace">{escape(text(record))}</pre>')
         case Comparison():
-            return compare.comparison_html(record)
+            return static(compare.comparison_html(record))
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:

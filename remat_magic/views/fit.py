@@ -186,7 +186,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
 
 def _change(row: answer.Offered, live: bool) -> str:
     choice = row.choice
-    key, at, text = html.escape(choice.key), html.escape(choice.at), _told(choice)
+    key, at, text = html.escape(choice.key), html.escape(choice.at), words_of(choice)
     kind = {True: "remat-yes", False: "remat-no", None: "remat-mute"}[choice.fits]
     buttons = ""
     if live:
@@ -198,13 +198,13 @@ def _change(row: answer.Offered, live: bool) -> str:
         )
     return (
         f'<tr data-row="{key}" data-at="{at}">'
-        f"<td>{_with_code(text)}</td>"
+        f"<td>{with_code(text)}</td>"
         f'<td class="remat-num" title="{_exactly(choice)}"><b>{row.needed}</b></td>'
         f'<td class="{kind}">{row.fits}</td><td class="remat-num">{row.cost}</td>{buttons}</tr>'
     )
 
 
-def _told(choice: FitChoice) -> str:
+def words_of(choice: FitChoice) -> str:
     """What a choice is, with what it donates at its end: that is the same for many."""
     donated = f"donate {', '.join(choice.donate)}"
     other = choice.what.removeprefix(f"{donated} and ") if choice.donate else choice.what
@@ -220,7 +220,7 @@ def _exactly(choice: FitChoice) -> str:
     return told
 
 
-def _with_code(text: str) -> str:
+def with_code(text: str) -> str:
     """A line in which what is code looks like code."""
     cuts, at = list[str](), 0
     for match in _CODE.finditer(text):
@@ -254,7 +254,7 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
     remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
     diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
-        f'<div class="remat-diff-head"><b>{_with_code(_told(choice))}</b> {said} {verified}'
+        f'<div class="remat-diff-head"><b>{with_code(words_of(choice))}</b> {said} {verified}'
         f'<span class="remat-buttons">{apply}{close}</span></div>'
         f"{f'<ul class=remat-findings>{remarks}</ul>' if remarks else ''}{diffs}"
     )
@@ -278,7 +278,7 @@ def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
             {
                 "policy": choice.key,
                 "at": choice.at,
-                "what": _told(choice),
+                "what": words_of(choice),
                 "needed": fmt.nbytes(choice.needed_bytes or 0) if known else "",
                 "time": answer.cost(choice) if known else "",
                 "fits": answer.fits(choice) if known else "",

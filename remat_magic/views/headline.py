@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from remat_magic.records import Note, Report
+from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.tables import KEYS
 from remat_magic.views.totals import totals, uncounted
 
 
@@ -70,36 +69,11 @@ def line_html(report: Report, saved_bytes: int | None = None) -> tuple[str, str]
     return f"{whose}{', '.join(said)}", "; ".join(rarer)
 
 
-def notes_html(report: Report, live: bool = False) -> str:
-    """The sentences that the reader must see.
-
-    Args:
-        report: of which policy.
-        live: whether a script is at hand, which shows a long one in one line until it is unfolded.
-    """
-    sentences: list[str] = [*report.notes]
-    if report.backward_error:
-        sentences.insert(0, report.backward_error)
-    sentences += uncounted(report)
-    return "".join(_note(sentence, live) for sentence in sentences)
+def notes_of(report: Report) -> list[str]:
+    """The sentences that a reader should know of."""
+    return [*filter(None, [report.backward_error]), *report.notes, *uncounted(report)]
 
 
-def _note(sentence: str, live: bool) -> str:
-    marked = f'<b aria-hidden="true">!</b> {escape(sentence)}'
-    if not live:
-        return f'<p class="remat-note">{marked}</p>'
-    button = whole(sentence.kind if isinstance(sentence, Note) else "note", "The whole note")
-    return f'<p class="remat-note remat-briefly"><span class="remat-brief">{marked}</span>{button}</p>'
-
-
-def whole(kind: str, label: str) -> str:
-    """The button after what is one line (``remat-brief``), cut off if it is longer, until the reader unfolds it.
-
-    Args:
-        kind: what it is: all that is of one kind stays unfolded, or folded, as the reader left it.
-        label: for screen readers.
-    """
-    return (
-        f'<button type="button" class="remat-link remat-whole" data-action="whole" data-whole="{kind}" hidden '
-        f'aria-expanded="false" aria-label="{label}" title="Show all of it; what is unfolded stays so" {KEYS}></button>'
-    )
+def notes_html(sentences: Iterable[str]) -> str:
+    """Sentences, a paragraph each."""
+    return "".join(f'<p class="remat-note">{escape(sentence)}</p>' for sentence in sentences)

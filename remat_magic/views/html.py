@@ -12,7 +12,7 @@ from remat_magic.records import TEXTLESS, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.fit import saves_html
 from remat_magic.views.format import escape
-from remat_magic.views.headline import head_html, line_html, notes_html, title_html
+from remat_magic.views.headline import head_html, line_html, notes_html, notes_of, title_html
 from remat_magic.views.jaxpr_text import jaxprs
 from remat_magic.views.listing import listing_html
 from remat_magic.views.peak_bar import peak_bar_html
@@ -113,7 +113,7 @@ def _head(report: Report, answer: str = "", step: str = "") -> str:
     line = "; ".join(filter(None, line_html(report)))
     return (
         f"{head_html(report.signature, report.function, step, report.wrt)}{answer}"
-        f'<div class="remat-chosen">Policy {_choice(report)}: {line}</div>{code}{notes_html(report)}'
+        f'<div class="remat-chosen">Policy {_choice(report)}: {line}</div>{code}{notes_html(notes_of(report))}'
     )
 
 

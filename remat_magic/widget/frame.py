@@ -57,7 +57,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div class="remat-code"><code data-part="code"></code>'
         f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div></div>"
         '<div class="remat-against" data-part="against" role="status" aria-live="polite"></div>'
-        f'<div data-part="notes"></div>{_asking(trace)}'
+        f'<div data-part="wrong"></div>{_asking(trace)}'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
         f'<button type="button" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'

@@ -53,7 +53,7 @@ class LiveTrace:
         self.device = _memory_called(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self._policies: dict[str, Policy] = {}
-        self._offered: dict[str, Plan | FitChoice] = {}
+        self._offered: dict[tuple[str, str], Plan | FitChoice] = {}  # by key and place
         self._lock = threading.Lock()
         self._measured: dict[tuple[str, str, str], Measurement] = {}
         self.on_compiled: list[Callable[[Measurement], None]] = []  # told of what has its memory over time
@@ -103,8 +103,7 @@ class LiveTrace:
         """Let the panels know what was found out of the chosen device."""
         as_written, *tried = map(self.told, (fit.as_written, *fit.tried))
         self.fit = fit = replace(fit, as_written=as_written, tried=tuple(tried))
-        self.offer({choice.key: choice for choice in fit.tried if choice.donate})
-        self.offer({choice.key: choice.plan for choice in fit.tried if choice.plan and not choice.donate})
+        self.offer(fit.tried)
         for tell in self.on_fit:
             tell(fit)
 
@@ -202,25 +201,28 @@ class LiveTrace:
         Raises:
             RematError: the policy or the place is of no use for this function; or it is closed.
         """
-        policy = self.policy(policy) if isinstance(policy, str) else policy
+        if isinstance(policy, FitChoice):
+            self.offer([policy])
+        policy = self.policy(policy, at or "") if isinstance(policy, str) else policy
         if isinstance(policy, Plan) and policy.names:
             policy = policy.apart_from(self.plans())
         report = self.trace.preview(policy, at, self.namespace)
         # The key that is shown need not be a text that the trace reads ("my_policy #2").
-        if report.policy != policy:
+        if report.policy != policy and not isinstance(policy, FitChoice):
             with self._lock:
                 self._policies[report.policy] = policy
         return report
 
-    def donating(self, key: str) -> FitChoice | None:
+    def donating(self, key: str, at: str) -> FitChoice | None:
         """What donates besides, if a shown key stands for such a choice."""
-        choice = self.policy(key)
+        choice = self.policy(key, at)
         return choice if isinstance(choice, FitChoice) else None
 
-    def offer(self, choices: Mapping[str, Plan] | Mapping[str, FitChoice]) -> None:
-        """Let keys stand for plans and choices, so that these can be chosen by them."""
+    def offer(self, choices: Iterable[FitChoice]) -> None:
+        """Let the keys of plans, and of what donates, stand for them at their places."""
+        special = {(one.key, one.at): one if one.donate or not one.plan else one.plan for one in choices}
         with self._lock:
-            self._offered |= choices
+            self._offered |= {of: one for of, one in special.items() if isinstance(one, Plan) or one.donate}
 
     def measurements(self) -> dict[tuple[str, str, str], Measurement]:
         """What was measured, or compiled, by policy, place and the chosen device."""
@@ -242,14 +244,14 @@ class LiveTrace:
                 for tell in self.on_compiled:
                     tell(result)
 
-    def policy(self, key: str) -> Policy:
-        """What a shown key stands for."""
+    def policy(self, key: str, at: str = "") -> Policy:
+        """What a shown key stands for, at a place where that matters."""
         with self._lock:
-            return self._policies.get(key, self._offered.get(key, key))
+            return self._offered.get((key, at), self._policies.get(key, key))
 
     def arguments(self, policy: str, at: str) -> tuple[Policy, str, Mapping[str, Any]]:
         """What the trace takes for a shown policy."""
-        return self.policy(policy), at, self.namespace
+        return self.policy(policy, at), at, self.namespace
 
     def plans(self, at: str | None = None) -> dict[str, Plan]:
         """The plans that were shown, of one place or of all, by their keys, oldest first."""

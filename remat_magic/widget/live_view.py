@@ -191,7 +191,7 @@ class LiveView(Channel):
                 other = LiveTrace(live.trace.of_gradient(request.text("key")), live.namespace, None, live.device)
             elif live.trace.postponed:
                 wish = self._wishes.wished
-                policy, at = live.policy(wish.policy), wish.at
+                policy, at = live.policy(wish.policy, wish.at), wish.at
                 other = LiveTrace(live.trace.of_one_device(), live.namespace, live.inputs, live.device)
             else:
                 return  # it was asked twice
@@ -273,7 +273,7 @@ class LiveView(Channel):
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
         status = f"{instead}; {applying}" if self._can_apply else instead
-        if donating := self._live.donating(report.policy):
+        if donating := self._live.donating(report.policy, report.at):
             meanings[report.policy] = donating.caution
         return self._rendered.view(report, meanings, status, report.policy in plans or donating is not None)
 

@@ -18,9 +18,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 """The folder of the scripts that are no panel's own."""
 
 
-_NARROWEST, _WIDTH, _WIDEST = 520, 680, 2000  # pixels of a picture: a narrower one is shrunk
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A message of the browser, which may hold anything."""
@@ -52,11 +49,6 @@ class Request:
         """As on which device figures are; None for those on this machine's CPU."""
         name = self.text("device")
         return LIKE if is_bytes(name) else name or None
-
-    @property
-    def width(self) -> int:
-        """Of a picture, in pixels."""
-        return min(max(int(self.content.get("width") or _WIDTH), _NARROWEST), _WIDEST)
 
     @property
     def serial(self) -> int:
@@ -104,8 +96,8 @@ class Panel:
         self._again = Worker[Request](self._work)
 
     @classmethod
-    def script(cls) -> Path | None:
-        """The file of its script; None if the widget's own does for it."""
+    def script(cls) -> Path:
+        """The file of its script."""
         return Path(inspect.getfile(cls)).with_suffix(".js")
 
     def tools(self) -> str:
@@ -148,23 +140,3 @@ class Panel:
             answer = {"error": sentence_of(error)}
         if answer is not None and not self._live.closed:
             self._send({**request.content, **answer})
-
-
-class OnDemand(Panel):
-    """A tab that shows one policy's HTML, which is asked for by the tab's key when it is opened."""
-
-    def __init_subclass__(cls) -> None:
-        cls.asks = ((cls.key,),)
-
-    @classmethod
-    def script(cls) -> Path | None:
-        """One for all of them."""
-        return SCRIPTS / "on_demand.js"
-
-    def answer(self, request: Request) -> Mapping[str, Any]:
-        """The HTML."""
-        return {"html": self.html(request)}
-
-    def html(self, request: Request) -> str:
-        """What the tab shows of a policy."""
-        raise NotImplementedError

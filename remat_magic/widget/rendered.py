@@ -43,7 +43,7 @@ def glance(report: Report) -> dict[str, Any]:
         "verdict": saves_html(report),
         "totals": line,
         "rarer": rarer,
-        "notes": notes_html(report, live=True),
+        "wrong": notes_html(filter(None, [report.backward_error])),
     }
 
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
-import { deviceOf, onDemand } from "../scripts/on_demand.js";
+import { onDemand } from "../scripts/on_demand.js";
 import { quantity } from "../scripts/units.js";
 
 /**
@@ -11,7 +11,7 @@ import { quantity } from "../scripts/units.js";
 
 /** The estimated memory over time: the pointer and the arrow keys tell what is held at another moment. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
-  return onDemand(widget, key, { besides: () => ({ device: deviceOf(widget) }), placed: () => follow(widget.part(key)) });
+  return onDemand(widget, key, () => follow(widget.part(key)));
 }
 
 /** The bytes in a column. @param {[number, number][]} changes @param {number} column */

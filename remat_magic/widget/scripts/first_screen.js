@@ -53,7 +53,7 @@ export function firstScreen(widget) {
       if (parts) part(name).innerHTML = html;
     }
     if (!parts) for (const name of ["verdict", "totals"]) part(name).textContent = "…";
-    part("notes").innerHTML = view.parts.notes;
+    part("wrong").innerHTML = view.parts.wrong;
     mark();
   }
 
@@ -134,7 +134,7 @@ export function firstScreen(widget) {
         widget.send({ type: "ask", policy: shown.policy, at: shown.at, device });
       },
       "close-diff": closeDiff,
-      "all-choices": () => widget.open(widget.panels.choices ? "choices" : "compare", true),
+      "all-choices": () => widget.open("choices", true),
     },
     messages: {
       ...lists[0].messages,

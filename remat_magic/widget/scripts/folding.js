@@ -24,8 +24,8 @@ function remember(what, open) {
 }
 
 /**
- * What a first look does not need is folded until it is asked for, and stays as the reader left it: rarer controls, what
- * tables are arranged by, and what is longer than a line.
+ * What a first look does not need is folded until it is asked for, and stays as the reader left it: rarer controls, and
+ * what tables are arranged by.
  * @param {Widget} widget @returns {Panel}
  */
 export function folding(widget) {
@@ -40,31 +40,8 @@ export function folding(widget) {
   /** @param {HTMLElement} button */
   const isOpen = (button) => button.getAttribute("aria-expanded") === "true";
 
-  /** Lays out every line that may be cut off: its button is there where it has something to show. */
-  function cut() {
-    const lines = [...all(".remat-whole")].map((button) => {
-      const before = /** @type {HTMLElement} */ (button.previousElementSibling);
-      const line = before.matches(".remat-brief") ? before : (before.querySelector(".remat-brief") ?? before);
-      return { button, line, open: isUnfolded(button.dataset.whole) };
-    });
-    // All is written before anything is read, and read before anything is written: the page is laid out once.
-    for (const { line } of lines) line.classList.remove("remat-entire", "remat-cut");
-    const isCut = lines.map(({ line }) => line.scrollWidth > line.clientWidth + 1 || line.scrollHeight > line.clientHeight + 4);
-    lines.forEach(({ button, line, open }, index) => {
-      button.hidden = !isCut[index];
-      button.setAttribute("aria-expanded", String(open));
-      line.classList.toggle("remat-entire", open);
-      line.classList.toggle("remat-cut", isCut[index] && !open);
-    });
-  }
-
   unfold("more", "remat-unfolded", isUnfolded("more"));
   unfold("arrange", "remat-arranging", isUnfolded("arrange"));
-  const changes = new MutationObserver(cut);
-  for (const lines of all(".remat-briefly")) changes.observe(lines, { childList: true, subtree: true, characterData: true });
-  changes.observe(widget.part("notes"), { childList: true });
-  const sizes = new ResizeObserver(cut);
-  sizes.observe(root);
 
   return {
     actions: {
@@ -77,14 +54,6 @@ export function folding(widget) {
         unfold("arrange", "remat-arranging", !isOpen(button));
         if (isOpen(button)) one("[data-find]").focus();
       },
-      whole(button) {
-        remember(button.dataset.whole ?? "", !isOpen(button));
-        cut();
-      },
-    },
-    stop() {
-      changes.disconnect();
-      sizes.disconnect();
     },
   };
 }

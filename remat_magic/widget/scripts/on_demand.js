@@ -2,32 +2,24 @@
 /** @import { Panel, Widget } from "./types.js" */
 import { keyOf } from "./types.js";
 
-/**
- * Any panel that shows one policy's HTML, as on the chosen device, which is asked for when it is opened.
- * @param {Widget} widget @param {string} key @returns {Panel}
- */
-export function panel(widget, key) {
-  return onDemand(widget, key, { besides: () => ({ device: deviceOf(widget) }) });
-}
-
 /** The name of the chosen device; empty for this machine. @param {Widget} widget @returns {string} */
 export function deviceOf(widget) {
   return widget.one('[data-control="device"]')?.value ?? "";
 }
 
 /**
+ * What shows one policy's HTML, as on the chosen device, which is asked for when its tab is opened.
  * @param {Widget} widget
- * @param {string} key
- * @param {{besides?: () => Record<string, string>, placed?: () => void}} [own] what is asked for besides the policy and its place,
- *   and what is done when the answer is there
+ * @param {string} key of the part, and of the message
+ * @param {() => void} [placed] what is done when the answer is there
  */
-export function onDemand(widget, key, { besides = () => ({}), placed = () => {} } = {}) {
+export function onDemand(widget, key, placed = () => {}) {
   const { store } = widget;
   let asked = "";
   let there = "";
 
   /** @param {Record<string, string>} request */
-  const nameOf = ({ policy, at, ...more }) => [key, keyOf(policy, at), ...Object.values(more)].join("\n");
+  const nameOf = ({ policy, at, device }) => [key, keyOf(policy, at), device].join("\n");
 
   /** @param {string} what @param {string} html */
   function place(what, html) {
@@ -39,7 +31,7 @@ export function onDemand(widget, key, { besides = () => ({}), placed = () => {} 
   /** What the panel is to show now. @returns {Record<string, string> | null} */
   function wanted() {
     const { shown } = widget;
-    return shown && { policy: shown.policy, at: shown.at, ...besides() };
+    return shown && { policy: shown.policy, at: shown.at, device: deviceOf(widget) };
   }
 
   return {

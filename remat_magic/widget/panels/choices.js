@@ -1,0 +1,265 @@
+// @ts-check
+/** @import { Panel, Widget } from "../scripts/types.js" */
+import { deviceOf } from "../scripts/on_demand.js";
+import { keyOf } from "../scripts/types.js";
+import { quantity } from "../scripts/units.js";
+
+const WORDS = ["fits", "may fit", "too big"];
+
+/** @typedef {{row: HTMLTableRowElement, needed: number, low: number, high: number, cost: number, rank: number, beaten: boolean, unusable: boolean, donates: boolean}} Choice */
+
+/**
+ * All choices, sorted by what fits where the line is: the line is the device, until the reader moves it.
+ * @param {Widget} widget @param {string} key @returns {Panel}
+ */
+export function panel(widget, key) {
+  const { one, part, root, say } = widget;
+  const own = widget.panel(key);
+  const edit = part("edit");
+  const canApply = one(".remat-fitting").dataset.canApply !== undefined;
+  /** What is shown, and what was asked for: the device, and without one the place. */
+  let there = "";
+  let asked = "";
+  /** Where the reader has moved the line; null is where the device ends. @type {number | null} */
+  let line = null;
+  /** The choice whose edit is shown or asked for. */
+  let edited = "";
+  /** Whether the choices that others beat are shown too. */
+  let unfolded = false;
+
+  const slider = () => /** @type {HTMLInputElement | null} */ (own.querySelector(".remat-slide"));
+  const wanted = () => deviceOf(widget) || `\n${widget.shown?.at ?? ""}`;
+
+  /** @param {HTMLTableRowElement} row @param {number} budget @returns {Choice} */
+  function read(row, budget) {
+    const number = (/** @type {string} */ name) => Number(row.dataset[name] ?? Infinity);
+    const [needed, low, high, cost] = ["needed", "low", "high", "cost"].map(number);
+    const rank = high <= budget ? 0 : low <= budget ? 1 : 2;
+    const { unusable, donates } = row.dataset;
+    return { row, needed, low, high, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
+  }
+
+  /** As remat_magic/planning/fit.py has it. @param {Choice} a @param {Choice} b */
+  function order(a, b) {
+    if (a.unusable !== b.unusable) return Number(a.unusable) - Number(b.unusable);
+    if (a.rank !== b.rank) return a.rank - b.rank;
+    const [first, second] = a.rank === 2 ? /** @type {const} */ (["needed", "cost"]) : /** @type {const} */ (["cost", "needed"]);
+    return a[first] - b[first] || Number(a.donates) - Number(b.donates) || a[second] - b[second] || 0;
+  }
+
+  /** @param {Choice} one @param {Choice} other */
+  function beats(one, other) {
+    if (one === other || one.unusable || (one.donates && !other.rank && !other.donates)) return false;
+    const pairs = [[one.rank, other.rank], [one.needed, other.needed], [one.cost, other.cost]];
+    return pairs.every(([a, b]) => a <= b) && pairs.some(([a, b]) => a < b);
+  }
+
+  /** Sorts the rows by what fits where the line is, and numbers them and the points alike. */
+  function arrange() {
+    const body = /** @type {HTMLTableElement | null} */ (own.querySelector("table.remat-tried"))?.tBodies[0];
+    if (!body) return;
+    const plane = /** @type {HTMLElement | null} */ (own.querySelector(".remat-plane"));
+    const capacity = Number(slider()?.dataset.capacity ?? Infinity);
+    const budget = line ?? capacity;
+    const rows = /** @type {HTMLTableRowElement[]} */ ([...body.querySelectorAll("tr[data-choice]")]);
+    const choices = rows.map((row) => read(row, budget));
+    // Where there is nothing to fit all are of interest, in their own order.
+    if (slider()) {
+      choices.sort(order);
+      for (const choice of choices) choice.beaten = choice.unusable || choices.some((other) => beats(other, choice));
+    }
+    const [front, rest] = [choices.filter(({ beaten }) => !beaten), choices.filter(({ beaten }) => beaten)];
+    body.querySelector(".remat-rest")?.remove();
+    front.forEach(({ row }, index) => number(row, String(index + 1)));
+    for (const { row } of rest) number(row, "");
+    for (const { row, rank, unusable } of choices) {
+      const cell = /** @type {HTMLElement | null} */ (row.querySelector(".remat-fits"));
+      if (cell && slider()) [cell.textContent, cell.dataset.rank] = unusable ? ["", ""] : [WORDS[rank], String(rank)];
+      row.hidden = false;
+    }
+    body.append(...front.map(({ row }) => row));
+    const current = (/** @type {Choice} */ { row }) => row.ariaCurrent === "true";
+    mark();
+    if (rest.length) {
+      body.append(fold(rest.length), ...rest.map(({ row }) => row));
+      for (const choice of rest) choice.row.hidden = !unfolded && !current(choice);
+    }
+    if (plane && slider()) {
+      const [least, most] = [Number(plane.dataset.least), Number(plane.dataset.most)];
+      const mark = /** @type {HTMLElement} */ (plane.querySelector(".remat-budget"));
+      mark.style.left = `${(100 * (budget - least)) / (most - least)}%`;
+      const label = /** @type {HTMLElement} */ (mark.firstElementChild);
+      label.dataset.device ??= label.textContent ?? "";
+      label.textContent = line === null ? label.dataset.device : quantity(line, "bytes");
+      slider()?.setAttribute("aria-valuetext", label.textContent);
+    }
+    showEdit();
+  }
+
+  /** @param {HTMLTableRowElement} row @param {string} text */
+  function number(row, text) {
+    row.cells[0].textContent = text;
+    const dot = own.querySelector(`.remat-dot[data-choice="${row.dataset.choice}"]`);
+    if (!dot) return;
+    dot.textContent = text;
+    dot.classList.toggle("remat-beaten", !text);
+  }
+
+  /** A row that folds those that others beat. @param {number} count */
+  function fold(count) {
+    const [row, head, button] = [document.createElement("tr"), document.createElement("th"), document.createElement("button")];
+    row.className = "remat-rest remat-grouprow";
+    head.colSpan = 6;
+    button.type = "button";
+    button.className = "remat-link remat-twist";
+    button.dataset.lmSuppressShortcuts = "true";
+    button.setAttribute("aria-expanded", String(unfolded));
+    button.textContent = `${count} more that another beats in both, or that cannot be used`;
+    button.addEventListener("click", () => {
+      unfolded = !unfolded;
+      arrange();
+      /** @type {HTMLElement | null} */ (own.querySelector(".remat-rest button"))?.focus();
+    });
+    head.append(button);
+    row.append(head);
+    return row;
+  }
+
+  /** Marks what is of the shown choice. */
+  function mark() {
+    const { policy, at } = widget.shown ?? {};
+    for (const each of /** @type {NodeListOf<HTMLElement>} */ (own.querySelectorAll("[data-choice]"))) {
+      const chosen = String((each.dataset.row ?? each.dataset.policy) === policy && (each.dataset.at === at || policy === "as_written"));
+      each.setAttribute(each.tagName === "TR" ? "aria-current" : "aria-pressed", chosen);
+    }
+  }
+
+  /** The edit of the shown choice stands below its row. */
+  function showEdit() {
+    const { shown } = widget;
+    const row = own.querySelector('tr[data-choice][aria-current="true"]');
+    own.querySelector(".remat-edit-row")?.remove();
+    if (!shown || shown.policy === "as_written" || widget.tab !== key) {
+      edit.replaceChildren();
+      edited = "";
+      return;
+    }
+    if (row) {
+      const [below, cell] = [document.createElement("tr"), document.createElement("td")];
+      below.className = "remat-edit-row";
+      cell.colSpan = 6;
+      cell.append(edit);
+      below.append(cell);
+      row.after(below);
+    } else own.querySelector(".remat-panel")?.append(edit);
+    if (edited === keyOf(shown.policy, shown.at) || !shown.complete) return;
+    edited = keyOf(shown.policy, shown.at);
+    edit.textContent = "Working out the edit of your source…";
+    widget.send({ type: "edit", policy: shown.policy, at: shown.at, can_apply: canApply });
+  }
+
+  /** @param {string} name @param {string} html */
+  function place(name, html) {
+    own.querySelector(".remat-panel")?.append(edit); // what is replaced would take it along
+    widget.place(name, html);
+    arrange();
+  }
+
+  function fill() {
+    if (!widget.shown) return;
+    const what = wanted();
+    if (asked !== what) {
+      if (!part("tried").childElementCount) part("tried").textContent = "Working it out…";
+      part("tried").classList.toggle("remat-stale", there !== what);
+      widget.send({ type: "tried", device: deviceOf(widget), at: widget.shown.at });
+      asked = what;
+    }
+    arrange();
+  }
+
+  root.addEventListener("input", ({ target }) => {
+    const moved = slider();
+    if (target !== moved || !moved) return;
+    const plane = /** @type {HTMLElement} */ (own.querySelector(".remat-plane"));
+    const [least, most] = [Number(plane.dataset.least), Number(plane.dataset.most)];
+    line = least + (Number(moved.value) / Number(moved.max)) * (most - least);
+    arrange();
+  });
+
+  own.addEventListener("click", ({ target }) => {
+    const flip = /** @type {HTMLElement} */ (target).closest("button")?.dataset.flip;
+    if (flip !== undefined) widget.ask({ type: "flip", flip, at: widget.shown?.at });
+  });
+
+  return {
+    fill,
+    open: () => arrange(),
+    show({ planned }) {
+      one('[data-action="to-edit"]').hidden = !planned;
+      if (!deviceOf(widget)) one(`[data-count="${key}"]`).textContent = String(one('[data-control="policy"]').options.length);
+      if (widget.tab === key) fill();
+    },
+    messages: {
+      /** @param {{device: string, at: string, html?: string, count?: number | null, error?: string}} message */
+      tried({ device, at, html, count, error }) {
+        const what = device || `\n${at}`;
+        if (what !== wanted()) return;
+        if (error) {
+          asked = "";
+          say(error, true);
+        }
+        if (html === undefined) return;
+        if (there !== what) line = null;
+        there = what;
+        const at_ = slider()?.value;
+        place("tried", html);
+        const moved = slider();
+        if (line !== null && moved && at_ !== undefined) moved.value = at_;
+        if (count) one(`[data-count="${key}"]`).textContent = String(count);
+      },
+      /** @param {{said?: string, error?: string}} message */
+      plan: ({ said, error }) => say(error ?? said ?? "", Boolean(error)),
+      /** @param {{error?: string, serial: number}} message */
+      flip({ error, serial }) {
+        if (!error || serial < widget.store.clock) return;
+        root.setAttribute("aria-busy", "false");
+        say(error, true);
+      },
+      /** @param {{policy: string, at: string, html?: string, error?: string}} message */
+      edit({ policy, at, html, error }) {
+        if (edited !== keyOf(policy, at)) return;
+        widget.place("edit", html ?? "");
+        if (error) edit.textContent = error;
+      },
+      /** @param {{html?: string, error?: string}} message */
+      "what-if"({ html, error }) {
+        if (html) widget.place("what-if", html);
+        say(error ?? "", Boolean(error));
+      },
+    },
+    controls: {
+      budget() {
+        if (line === null) return;
+        say(`A plan for ${quantity(Math.round(line), "bytes")} is being worked out…`);
+        widget.send({ type: "plan", budget: Math.round(line) });
+      },
+      device() {
+        asked = "";
+      },
+    },
+    actions: {
+      "what-if"() {
+        say("Working it out…");
+        const { policy, at } = widget.shown ?? {};
+        widget.send({ type: "what-if", policy, at, device: deviceOf(widget) });
+      },
+      "to-edit": () => widget.open(key, true),
+      "copy-diff"() {
+        const diff = edit.querySelector(".remat-diff")?.cloneNode(true);
+        if (!(diff instanceof Element)) return;
+        for (const extra of diff.querySelectorAll("details")) extra.remove();
+        widget.copy(diff.textContent ?? "");
+      },
+    },
+  };
+}
