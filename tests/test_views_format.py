@@ -20,6 +20,16 @@ def test_bytes_have_three_digits(number, text):
     assert fmt.nbytes(number) == text
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 s"), (1.2, "1.20 s"), (0.0183, "18.3 ms"), (0.9999, "1.00 s"), (123.4, "123 s"), (12.34, "12.3 s"),
+     (1.5e-6, "1.50 µs"), (9.996e-4, "1.00 ms"), (1e-9, "1.00 ns"), (2e-12, "0.002 ns"), (None, "unknown"),
+     (4321.0, "4,321 s")],
+)  # fmt: skip
+def test_seconds_have_three_digits(number, text):
+    assert fmt.seconds(number) == text
+
+
 def test_flops_have_three_digits():
     assert [fmt.flops(number) for number in (None, 0, 51, 1_170_000_000_000)] == [
         "unknown", "0 FLOPs", "51 FLOPs", "1.17 TFLOPs"]  # fmt: skip

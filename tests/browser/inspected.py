@@ -51,8 +51,8 @@ TABS = {
     "Source": ("listing", "u"),
     "Jaxprs": ("jaxprs", "pre .remat-l"),
     "Memory": ("memory", "svg"),
-    "Advice": ("advice", "li, p"),
-    "Compare": ("comparison", "svg"),
+    "Choices": ("tried", "tr.remat-row"),
+    "Notes": ("noted", "li, p"),
 }
 
 # What a reader has unfolded on this page or another.

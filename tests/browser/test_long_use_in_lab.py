@@ -79,7 +79,7 @@ def _says_that_it_is_cut_off(notebook: NotebookPage) -> None:
         widget.policy.select_option(policy)
         widget.shows(policy)  # from what the page holds itself
     notebook.page.evaluate(IMPATIENT)
-    widget.tab("Compare").click()  # for which it has to ask
+    widget.tab("Choices").click()  # for which it has to ask
     expect(widget.status).to_contain_text(AGAIN, timeout=SOON)
     notebook.page.evaluate("() => window.rematPatient()")
     widget.policy.select_option("dots_saveable")
@@ -95,8 +95,8 @@ def _comes_back(notebook: NotebookPage) -> None:
     expect(notebook.page.locator(".remat-widget")).to_have_count(1)
     widget.policy.select_option("nothing_saveable")
     widget.shows("nothing_saveable")
-    widget.tab("Compare").click()
-    expect(widget.part("comparison").locator("tbody tr")).not_to_have_count(0)
+    widget.tab("Choices").click()
+    expect(widget.part("tried").locator("tbody tr")).not_to_have_count(0)
     expect(widget.status).not_to_contain_text(AGAIN)
 
 

@@ -91,7 +91,7 @@ def test_the_widget_is_live_in_marimo(page: Page) -> None:
     expect(saved).not_to_have_text(before)
     expect(headline).not_to_contain_text("being traced")
     # A tab that is computed when it is opened, and one that is answered piece by piece.
-    page.get_by_role("tab", name="Advice").click()
+    page.get_by_role("tab", name="Choices").click()
     expect(page.get_by_role("tabpanel").filter(visible=True)).not_to_be_empty()
     page.get_by_role("tab", name="Source").click()
     expect(page.get_by_role("tabpanel").filter(visible=True)).to_contain_text("jnp.tanh(x @ w) @ w.T")

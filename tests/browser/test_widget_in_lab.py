@@ -166,7 +166,7 @@ def test_it_is_accessible(several: Widget, theme: str) -> None:
     """By axe-core's rules and the contrast of each text, also in what is kept."""
     several.notebook.set_theme(f"JupyterLab {theme}")
     try:
-        for name in ("Values", "Source", "Compare"):
+        for name in ("Values", "Source", "Memory", "Choices"):
             several.tab(name).click()
             part, figures = TABS[name]
             expect(several.part(part).locator(figures).first).to_be_visible(timeout=60_000)
