@@ -120,6 +120,13 @@ def test_a_diff_is_copied_with_the_imports_of_its_cell():
     told = views.diff_html(ALL, unverified, "TPU v5e", can_apply=False)
     assert "It saves less." in told
     assert "verified by tracing it" not in told
+    closest = replace(edit, saved_bytes=9, recomputed_flops=7)
+    nearest = replace(unverified, closest=closest, planned_bytes=8, planned_flops=5, unnamed=("x has none.",))
+    told = text_of(views.diff_html(ALL, nearest, "TPU v5e", can_apply=False))
+    assert (
+        "No edit of the source does just this. The nearest one is shown: it saves 9 B, not 8 B, and repeats 7" in told
+    )
+    assert "1 value that no edit names x has none." in told
 
 
 def test_what_cannot_be_used_is_listed_with_the_reason_and_no_figure():

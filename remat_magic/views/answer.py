@@ -119,6 +119,8 @@ def offered(fit: Fit) -> list[Offered]:
         choices = [choice for choice in choices if choice.fits and known and choice.cost < written.cost]
     elif any(choice.fits is not False for choice in choices):
         choices = [choice for choice in choices if choice.fits is not False]
+        # What the estimate itself says is too big would fit by luck alone.
+        choices.sort(key=lambda choice: not choice.fits and (choice.needed_bytes or 0) > fit.capacity_bytes)
     in_time = any(choice.extra_time is not None for choice in fit.tried)
     return [words(choice, in_time) for choice in choices]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from remat_magic.records import Edit, Fit, FitChoice, LiveValue, Measurement, Report, Timeline
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.edit import diffs_html, edit_sentences, unnamed_sentences
+from remat_magic.views.edit import diffs_html, unnamed_sentences
 from remat_magic.views.format import escape
 from remat_magic.views.peak_bar import compiled_bar_html, peak_bar_html, role_of
 from remat_magic.views.tables import KEYS
@@ -18,7 +18,9 @@ from remat_magic.views.totals import totals
 # So many lines of the source, and so many choices, are seen at first.
 TAKEN, CHANGES = 4, 4
 _KINDS = {True: "remat-yes", False: "remat-no", None: "remat-perhaps"}
-_CODE = re.compile(r"@[\w.]+|\b\w+_saveable\b|\boffload_\w+|(?<=\bon |\bof |\bat )[\w.<>\[\]:-]+")
+_CODE = re.compile(
+    r"@[\w.]+|\b\w+_saveable\b|\boffload_\w+|(?<=\bon |\bof |\bat )(?!(?:every|each|the|all)\b)[\w.<>\[\]:-]+"
+)
 
 
 def saves_html(report: Report) -> str:
@@ -243,21 +245,39 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
         how = f"compiled for {memory}" if choice.compiled else f"by estimate on {memory}"
         fits = f"it {answer.WORDS[choice.fits].lower()}"
         said = f'<span class="{_KINDS[choice.fits]}">{escape(how)}: {fmt.nbytes(choice.needed_bytes)}, {fits}</span>'
-    verified = (edit.verified and _mute("verified by tracing it")) or ""
+    verified = _mute("verified by tracing it") if edit.best.verified else ""
     apply = ""
     if can_apply and not choice.donate:  # which is up to whoever compiles it
         of = f'data-diff-of="{html.escape(choice.key)}" data-at="{html.escape(choice.at)}"'
         apply = f'<button type="button" data-action="apply" {of} {KEYS}>Apply</button> '
     close = f'<button type="button" data-action="close-diff" {KEYS}>Close</button>'
-    sentences = [] if edit.verified else edit_sentences(edit)
-    told = filter(None, [choice.caution, *sentences, *unnamed_sentences(edit)])
-    remarks = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
+    remarks = _items([choice.caution, _nearest(edit), *edit.best.differences])
+    if reasons := unnamed_sentences(edit):
+        values = fmt.count(len(edit.unnamed), "value")
+        remarks += f"<details><summary {KEYS}>{values} that no edit names</summary>{_items(reasons)}</details>"
     diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
         f'<div class="remat-diff-head"><b>{with_code(words_of(choice))}</b> {said} {verified}'
         f'<span class="remat-buttons">{apply}{close}</span></div>'
-        f"{f'<ul class=remat-findings>{remarks}</ul>' if remarks else ''}{diffs}"
+        f"{remarks}{diffs}"
     )
+
+
+def _nearest(edit: Edit) -> str:
+    """How far the nearest edit is from what is chosen, where none does just that."""
+    best = edit.best
+    if best is edit:
+        return ""
+    shown = "No edit of the source does just this. The nearest one is shown"
+    if best.saved_bytes is None or best.recomputed_flops is None:
+        return f"{shown}."
+    saves = f"saves {fmt.nbytes(best.saved_bytes)}, not {fmt.nbytes(edit.planned_bytes)}"
+    return f"{shown}: it {saves}, and repeats {fmt.flops(best.recomputed_flops)}, not {fmt.flops(edit.planned_flops)}."
+
+
+def _items(sentences: Sequence[str]) -> str:
+    told = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences if sentence)
+    return f'<ul class="remat-findings">{told}</ul>' if told else ""
 
 
 def compilers_remarks(measured: Measurement) -> str:

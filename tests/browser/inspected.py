@@ -80,6 +80,15 @@ def focus(target: Locator) -> None:
     expect(target).to_be_focused()
 
 
+def ask_for(widget: Widget, size: str) -> None:
+    """Ask whether it fits so many bytes."""
+    widget.root.get_by_label("Device", exact=True).select_option("?")
+    field = widget.root.get_by_label("Bytes to fit")
+    field.fill(size)
+    field.press("Enter")
+    expect(widget.root.get_by_label("Device", exact=True)).to_have_value(size)
+
+
 def inspection(notebook: NotebookPage, cell: int = 1, *, forget: bool = False) -> Widget:
     """The new widget of a cell, which nobody has touched; on a first visit if what was unfolded is forgotten."""
     notebook.page.mouse.move(0, 0)

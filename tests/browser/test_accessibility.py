@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.accessible import unreadable, violations
-from tests.browser.inspected import BLOCKS, TABS, Widget, inspection
+from tests.browser.inspected import BLOCKS, TABS, Widget, ask_for, focus, inspection
 from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,38 @@ def test_every_panel(loaded: NotebookPage, theme: str) -> None:
         part, figures = TABS[name]
         expect(widget.part(part).locator(figures).first).to_be_visible(timeout=60_000)
         assert faults() == [], name
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
+def test_the_answer_of_what_does_not_fit(loaded: NotebookPage, theme: str) -> None:
+    """With an edit and each of the lists open, also as in a window of half the size."""
+
+    def faults() -> list[str]:
+        nested = [*widget.root.evaluate(SIDEWAYS), *widget.root.evaluate(NESTED)]
+        return [*violations(page, ".remat-widget"), *unreadable(widget.root), *nested]
+
+    loaded.set_theme(f"JupyterLab {theme}")
+    widget, page = untouched(loaded), loaded.page
+    ask_for(widget, "2.5 kB")
+    first = widget.part("changes").locator("tr").first
+    expect(widget.part("changes")).not_to_contain_text("Still looking")
+    first.get_by_role("button", name="Diff").click()
+    expect(widget.part("diff").locator(":is(ins, del)").first).to_be_visible()
+    try:
+        page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+        for width in (1400, 640):
+            page.set_viewport_size({"width": width, "height": 1000})
+            assert faults() == [], width
+        for control in (widget.policy, widget.at):
+            focus(control)
+            control.press("Space")
+            expect(widget.root.get_by_role("combobox")).to_be_focused()
+            expect(widget.root.locator(".remat-entry-waiting", has_text="worked out")).to_have_count(0)
+            assert violations(page, ".remat-widget") == []
+            page.keyboard.press("Escape")
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+        page.evaluate("() => window.jupyterapp.shell.expandLeft()")
 
 
 def test_every_panel_at_twice_the_size(loaded: NotebookPage) -> None:

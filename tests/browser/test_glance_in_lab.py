@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import FloatRect, Locator, expect
 
 from remat_magic import units
-from tests.browser.inspected import Widget, focus, inspection
+from tests.browser.inspected import Widget, ask_for, focus, inspection
 from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
@@ -152,9 +152,7 @@ def test_the_answer_is_of_the_device_that_is_chosen(widget: Widget, report: dict
 def test_two_clicks_lead_to_a_diff_that_fits(widget: Widget) -> None:
     """Of what does not fit as it is written: the bytes, and the diff of the first row."""
     page, changes = widget.notebook.page, widget.part("changes")
-    widget.root.get_by_label("Device", exact=True).select_option("?")
-    widget.root.get_by_label("Bytes to fit").fill("1 MB")
-    page.keyboard.press("Enter")
+    ask_for(widget, "1 MB")
     first = changes.locator("tr").first
     expect(first).to_be_visible()
     expect(changes).not_to_contain_text("Still looking")
