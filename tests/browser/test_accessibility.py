@@ -79,7 +79,7 @@ def test_the_answer_of_what_does_not_fit(loaded: NotebookPage, theme: str) -> No
         for control in (widget.policy, widget.at):
             focus(control)
             control.press("Space")
-            expect(widget.root.get_by_role("combobox")).to_be_focused()
+            expect(widget.root.locator(".remat-list input")).to_be_focused()
             expect(widget.root.locator(".remat-entry-waiting", has_text="worked out")).to_have_count(0)
             assert violations(page, ".remat-widget") == []
             page.keyboard.press("Escape")
