@@ -5,7 +5,7 @@ It holds no logic. A layer that only some questions need is imported when one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import devices
@@ -522,7 +522,11 @@ class Trace:
         *_, fit = self.fitting(device_or_bytes, compile)
         return fit
 
-    def fitting(self, device_or_bytes: str | float | Device | None = None, compile: bool = True) -> Iterator[Fit]:  # noqa: A002
+    def fitting(
+        self,
+        device_or_bytes: str | float | Device | None = None,
+        compile: bool = True,  # noqa: A002
+    ) -> Generator[Fit, None, None]:
         """The same bit by bit: what ``fit`` knows at first, before each choice that it tries, and at the end.
 
         While a compiler runs the same answer comes again, a few times each second; to close the iterator ends it.

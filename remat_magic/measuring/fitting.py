@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ _HOPE = 0.9  # of the lower end of its range: what needs more than there is by t
 _TICK = 0.2  # seconds between two looks at a compiler, at each of which one may be done with it all
 
 
-def asked(traced: Any, stages: Iterator[Fit], device: Device) -> Iterator[Fit]:
+def asked(traced: Any, stages: Iterator[Fit], device: Device) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
 
     Whoever closes it ends the compiler.

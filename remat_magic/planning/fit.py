@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
@@ -70,7 +70,7 @@ class Target:
         return cls(capacity, device, memory_of(device))
 
 
-def fitting(facts: Facts, target: Target) -> Iterator[Fit]:
+def fitting(facts: Facts, target: Target) -> Generator[Fit, None, None]:
     """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all."""
     written = facts.under()
     report = written.report(target.memory)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
-from remat_magic.records import ComparisonRow, FitChoice, RematError
+from remat_magic.records import ComparisonRow, Fit, FitChoice, RematError
 from remat_magic.views import choices
 from remat_magic.views import fit as views
 from remat_magic.views import format as fmt
 from remat_magic.views.headline import line_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.panel import Panel, Request
-from remat_magic.widget.worker import Worker
+from remat_magic.widget.worker import Worker, sentence_of
 
 if TYPE_CHECKING:
     from remat_magic.api import Measuring
@@ -138,18 +139,22 @@ class FirstScreen(Panel):
             self.searching.post(self._live.device)
 
     def _look(self, device: str) -> None:
-        live = self._live
-        told, shown = 0.0, None
-        for fit in live.trace.fitting(device):
+        try:
+            with contextlib.closing(self._live.trace.fitting(device)) as stages:  # which ends a compiler that runs
+                self._follow(stages, device)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            if not self._live.closed:
+                self._send({"type": "fit", "device": device, "error": sentence_of(error)})
+
+    def _follow(self, stages: Iterable[Fit], device: str) -> None:
+        live, sent, sent_at = self._live, None, 0.0
+        for fit in stages:
             if live.closed or device != live.device:
                 return
-            if fit is shown:  # while a compiler runs
-                continue
-            shown = fit
-            live.show_fit(fit)
-            if fit.progress.finished or time.monotonic() - told > _TELL:
+            if fit != sent and (fit.progress.finished or time.monotonic() - sent_at > _TELL):
+                live.show_fit(fit)
                 self.tell()
-                told = time.monotonic()
+                sent, sent_at = fit, time.monotonic()
             time.sleep(_PAUSE)
             while self.is_busy() and not live.closed:
                 time.sleep(_TELL)

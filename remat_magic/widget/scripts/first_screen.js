@@ -153,8 +153,9 @@ export function firstScreen(widget) {
         if (of !== device) chooseDevice((told = of));
       },
       /** @param {{device: string, html: string, figures: import("./types.js").FitFigures[], error?: string}} message */
-      fit({ device: of, html, figures }) {
+      fit({ device: of, html, figures, error }) {
         if (of !== device) return;
+        if (error !== undefined) return widget.say(error, true);
         store.figures.clear();
         for (const figure of figures) store.figures.set(keyOf(figure.policy, figure.at), figure);
         // What was compiled meanwhile has another number now.
