@@ -538,10 +538,11 @@ class Trace:
         Raises:
             RematError: as ``fit``.
         """
+        from remat_magic.editing.editor import attempt
         from remat_magic.planning.fit import Target, fitting
 
         target = Target.of(device_or_bytes)
-        stages, device = fitting(self.facts, target), target.device
+        stages, device = fitting(self.facts, target, attempt), target.device
         if not compile or device is None or device.target is None or not device.compiles_here:
             return stages
         from remat_magic.measuring.fitting import asked

@@ -11,6 +11,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.facts.times import times
+from remat_magic.planning.fit import Target, fitting
+from tests.benchmarks import networks
 
 POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable")
 
@@ -126,3 +128,108 @@ def test_the_largest_batch_fits_and_one_more_does_not(name: str, limit: str) -> 
 )
 def test_no_batch_is_no_answer(fun: Any, args: Any) -> None:
     assert rm.trace(fun, *args).fit("1 MB").largest_batch is None
+
+
+# ----------------------------------------------------------------------------------------------------- what is answered
+
+
+def gpt(*, unrolled: bool = False) -> Any:
+    """A step of a GPT that needs 35 to 50 GB as it is written."""
+    block = networks._block(16)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        x = params["words"][tokens]
+        if unrolled:
+            for layer in range(12):
+                x = block(x, jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["layers"]))
+        else:
+            x = networks.scanned(block, x, params["layers"])
+        return networks.cross_entropy(networks.norm(x) @ params["words"].T, tokens)
+
+    params = {"layers": networks._weights(1024, 12, of=jnp.bfloat16), "words": networks.S(32000, 1024, of=jnp.bfloat16)}
+    return networks._adam(loss), (params, params, params, networks.S(14 if unrolled else 6, 2048, of=networks.I32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_a_gpt_that_needs_twice_and_more_of_what_there_is_gets_an_answer_that_can_be_written(unrolled: bool) -> None:
+    step, args = gpt(unrolled=unrolled)
+    trace = rm.trace(step, *args)
+    fits = [*trace.fitting("TPU v5e")]
+    fit = fits[-1]
+    assert 30e9 < fit.needed_bytes < 60e9
+    assert fit.fits is False
+    assert fit.capacity_bytes == 16908288000
+    answer = fit.choices[0]  # of what is unrolled the range is wide
+    assert answer == fit.best or unrolled
+    assert answer.needed_low < answer.needed_bytes < fit.capacity_bytes
+    assert trace.edit(answer).verified
+    assert [it.progress.finished for it in fits] == [False] * (len(fits) - 1) + [True]
+    # Each program once, in order: those that fit by their time, then those that may, then the others by their need.
+    ranks = [{True: 0, None: 1, False: 2}[choice.fits] for choice in fit.tried if not choice.unusable]
+    assert ranks == sorted(ranks)
+    times_added = [choice.extra_seconds for choice in fit.tried if choice.fits and not choice.unusable]
+    assert times_added == sorted(times_added)
+    assert len({(choice.key, choice.at) for choice in fit.tried}) == len(fit.tried)
+    assert [choice.what for choice in trace.fit("TPU v5e").tried] == [choice.what for choice in fit.tried]
+
+
+def test_a_choice_stands_wherever_a_policy_can() -> None:
+    loss, args = blocks()
+    trace = rm.trace(loss, *args)
+    choice = next(it for it in trace.fit("40 MB").choices if it.policy != "as_written")
+    report = trace.report(choice, device="H100 SXM")
+    assert (report.peak_bytes, report.peak_high) == (choice.needed_bytes, choice.needed_high)
+    assert trace.timeline(choice, device="H100 SXM").peak_bytes == choice.needed_bytes
+    assert trace.forward(choice).out_avals
+    assert trace.backward(choice).out_avals
+    values = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), args)
+    assert jnp.allclose(jax.jit(trace.function(choice))(*values), loss(*values))
+    assert trace.measure(choice).temp_bytes
+    assert trace.edit(choice).best.verified
+    assert trace.compare([choice]).rows[0].peak_bytes
+    with pytest.raises(rm.RematError, match="leave `at` out"):
+        trace.report(choice, "function")
+
+
+def test_what_fits_is_told_what_could_be_recomputed_less() -> None:
+    loss, (params, x) = blocks(scanned=True)
+    trace = rm.trace(lambda params, x: jax.checkpoint(loss)(params, x), params, x)
+    fit = trace.fit("TPU v5e", compile=False)
+    assert fit.fits
+    assert fit.best.extra_seconds < 0
+    assert fit.best.extra_flops < 0
+    assert fit.best.what == "no checkpoint on loss"
+
+
+def test_a_function_of_three_lines_is_the_answer_itself() -> None:
+    trace = rm.trace(lambda x: jnp.sin(jnp.sin(jnp.sin(x))), jax.ShapeDtypeStruct((), "float32"))
+    fit = trace.fit("TPU v5e", compile=False)
+    assert fit.fits
+    assert fit.best == fit.as_written
+    assert fit.largest_batch is None
+
+
+def test_what_no_edit_writes_is_not_the_best() -> None:
+    loss, args = blocks(8)
+    trace = rm.trace(loss, *args)
+    limit = trace.report("nothing_saveable", "block", device="H100 SXM").peak_high
+    *_, as_is = fitting(trace.facts, Target.of(limit), lambda facts, choice: "")
+    refused = as_is.best
+    why = "no edit writes it."
+    *_, fit = fitting(trace.facts, Target.of(limit), lambda facts, choice: why if choice.what == refused.what else "")
+    assert fit.best != refused
+    assert [it.unusable for it in fit.tried if it.what == refused.what] == [why]
+
+
+def test_values_go_to_the_host_where_that_takes_less_time() -> None:
+    loss, args = blocks(16, scanned=True)
+    trace = rm.trace(loss, *args)
+    device = rm.devices.get("TPU v5e")
+    limit = trace.report("nothing_saveable", "block", device=device).peak_high * 5 // 4
+    linked = [replace(device, memory_bytes=limit, host_bandwidth=link) for link in (1e6, 1e15)]
+    slow, fast = ([*fitting(trace.facts, Target.of(it), lambda facts, choice: "")][-1] for it in linked)
+    assert fast.best.what.startswith("offload")
+    assert fast.best.extra_seconds < slow.best.extra_seconds
+    assert trace.report(fast.best).offloaded_bytes
+    assert not trace.report(slow.best).offloaded_bytes

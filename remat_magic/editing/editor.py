@@ -59,6 +59,18 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     return editor.edit(editor.plan_of(choice, at))
 
 
+def attempt(facts: Facts, choice: FitChoice) -> Edit | str:
+    """The edit of a choice, or a sentence on why none writes it; empty where the source is not at hand."""
+    try:
+        editor = _Editor(facts)
+    except RematError:
+        return ""
+    try:
+        return editor.edit(editor.plan_of(choice, None))
+    except RematError as error:
+        return str(error)
+
+
 def _peak_device(plan: Plan) -> Device | None:
     """The device as on which the peaks are that the plan's budget is of."""
     return devices.get(plan.peak_device) if plan.peak_device else None
@@ -258,6 +270,7 @@ class _Editor:
             budget_bytes=plan.budget_bytes if plan.status else None,
             of=plan.of,
             peak_device=plan.peak_device,
+            plan=plan if plan.names else None,
         )
 
     def _written_in(

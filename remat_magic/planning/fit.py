@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
@@ -19,7 +19,7 @@ from remat_magic.facts.times import added, offloading, times
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import Search
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Fit, FitChoice, Progress, RematError, Report, Times
+from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
 from remat_magic.records.fit import ordered
 
 LIKE = "H100 SXM"
@@ -27,6 +27,7 @@ LIKE = "H100 SXM"
 
 _MOST, _LEAST, _WORK = 40, 12, 14_000  # choices that are tried, and operations that are traced for all of them
 _LOWER = 0.99  # of a peak: what is above that is hardly lower
+_EDITS = 4  # that are written to find one that can be
 _FIRST = 5  # choices that are told of before another batch is traced
 _TRACED = 5  # batches that are traced
 _PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
@@ -70,8 +71,15 @@ class Target:
         return cls(capacity, device, memory_of(device))
 
 
-def fitting(facts: Facts, target: Target) -> Generator[Fit, None, None]:
-    """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all."""
+Write = Callable[[Facts, FitChoice], Edit | str]
+"""Gives the edit of a choice, or a sentence on why none writes it; empty where that cannot be known."""
+
+
+def fitting(facts: Facts, target: Target, write: Write) -> Generator[Fit, None, None]:
+    """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all.
+
+    At last the best choice is written as an edit. What cannot be is none, and the nearest that can is in its place.
+    """
     written = facts.under()
     report = written.report(target.memory)
     search = Search(facts, target.memory, target.device, target.capacity)
@@ -89,16 +97,26 @@ def fitting(facts: Facts, target: Target) -> Generator[Fit, None, None]:
     blank = replace(blank, timeline=written.timeline(target.memory))
     batch, asked = None, False
     operations = sum(1 for _ in walk(facts.engine.primal.closed, once=True))
+    fit = blank
     for progress in search.run(max(_LEAST, min(_MOST, _WORK // max(operations, 1)))):
         if not asked and (progress.done >= _FIRST or progress.finished):
             asked, batch = True, largest_batch(facts, target, report)
-        yield replace(
-            blank,
-            tried=view.ordered(search.reports.values(), search.failed),
-            not_tried=search.not_tried,
-            progress=progress,
-            largest_batch=batch,
+        tried = view.ordered(search.reports.values(), search.failed)
+        fit = replace(blank, tried=tried, not_tried=search.not_tried, progress=progress, largest_batch=batch)
+        if not progress.finished:
+            yield fit
+    for done in range(fit.progress.done, fit.progress.done + _EDITS):
+        top = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
+        if top is None or top == view.as_written or (top.key, top.at) in view.written:
+            break
+        yield replace(fit, progress=Progress(done, done + 1, f"the edit: {top.what}"))
+        nearest = view.write(top, write(facts, top))
+        if nearest is not None:
+            search.add(nearest, only_new=True)
+        fit = replace(
+            fit, tried=view.ordered(search.reports.values(), search.failed), progress=Progress(done + 1, done + 1)
         )
+    yield fit
 
 
 def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
@@ -115,6 +133,8 @@ class _View:
 
     def __init__(self, facts: Facts, target: Target, written: Report) -> None:
         self._facts, self._target, self._written = facts, target, written
+        self._undonatable = ""
+        self.written = dict[tuple[str, str], str]()  # by policy and place, why no edit writes it: empty where one does
         self._times: Times | None = None
         if target.device is not None and not written.backward_error:
             self._times = times(written, target.device)
@@ -153,6 +173,27 @@ class _View:
         )
         return choice.within(self._target.capacity)
 
+    def write(self, choice: FitChoice, edit: Edit | str) -> Report | None:
+        """Take note of how a choice is written; the report of the nearest that can be, where it cannot."""
+        key = choice.key, choice.at
+        if isinstance(edit, str) or edit.verified:
+            why = edit if isinstance(edit, str) else ""
+            self.written[key] = why
+            if choice.donate and why:  # then it is so for all that donate
+                self._undonatable = why
+            return None
+        why = next(iter((*edit.unnamed, *edit.differences)), "no edit of the source does just that")
+        self.written[key] = f"No edit writes it: {why}"
+        best = edit.best
+        if best is edit or not best.verified:
+            return None
+        plan = best.plan and best.plan.apart_from(self._facts.engine.plans)
+        variant = self._facts.under(plan or best.policy, best.at)
+        self.written[variant.selection.policy, best.at] = ""
+        if choice.donate:
+            self.written[replace(choice, policy=variant.selection.policy).key, best.at] = ""
+        return variant.figures(self._target.memory, timed=self._target.device is not None)
+
     def _seconds(self, report: Report) -> float | None:
         if self._times is None or self._target.device is None:
             return None
@@ -173,7 +214,9 @@ class _View:
             FitChoice(what_of(self._facts, row), row.policy, row.at, None, None, None, None, unusable=row.error)
             for row in failed
         )
-        return ordered([*choices, *self._donating(choices)])
+        choices = [replace(it, unusable=it.unusable or self.written.get((it.policy, it.at), "")) for it in choices]
+        donating = (replace(it, unusable=self._undonatable) for it in self._donating(choices))
+        return ordered([*choices, *donating])
 
     def _donating(self, choices: Sequence[FitChoice]) -> Iterator[FitChoice]:
         """What is needed with donation: as written, and where that is not enough, under the cheapest first."""

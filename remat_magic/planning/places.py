@@ -179,7 +179,7 @@ class Search:
         for key in dict.fromkeys((*outside[:1], *loops[:_LOOPS])):
             if group := _together(self._facts, key, inside):
                 yield _Candidate(_NOTHING, group)
-        apart = _apart(outside, inside)
+        apart = _apart([key for key in outside if "<lambda>" not in key], inside)  # which have no definition
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
                 yield _mixed(dict.fromkeys(apart, policy))
@@ -346,8 +346,12 @@ class Search:
             return
         if choice.limit is not None and self._is_hardly_better(report):
             return
+        self.add(report, only_new=choice.limit is not None)
+
+    def add(self, report: Report, *, only_new: bool) -> None:
+        """Take in a report; one that is to be ``only_new`` not where another choice makes the same program."""
         alike = self.reports.setdefault(_effect(report), [])
-        if choice.limit is None or not alike:
+        if not (only_new and alike):
             alike.append(report)
 
     def _is_hardly_better(self, plan: Report) -> bool:

@@ -491,7 +491,7 @@ def filling(
             break
         plan = _applied(choices, request, problem, solution)
         report = request.figures(facts.under(plan if plan.names else plan.policy, plan.at))
-        if report.saved_bytes in points:
+        if (best and plan.names == best.names) or (report.saved_bytes in points and not report.offloaded_bytes):
             break
         needed = points[report.saved_bytes] = held(report) or 0
         if needed <= limit and least.of(report) < CLEARLY * beat:

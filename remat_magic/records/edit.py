@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
+from remat_magic.records.plan import Plan
 from remat_magic.records.source import SourceSpan
 
 
@@ -64,7 +65,8 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
     an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
     is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, which is as on ``peak_device``;
-    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it.
+    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it. ``plan`` is the plan
+    that it is verified for, None where that is a policy.
     """
 
     function: str
@@ -85,6 +87,7 @@ class Edit(Displayed, Labelled):
     of: str = "saved"
     peak_bytes: int | None = None
     peak_device: str = ""
+    plan: Plan | None = field(default=None, compare=False)
 
     @property
     def excess_bytes(self) -> int | None:
