@@ -140,7 +140,7 @@ def test_the_widget_asks_when_it_is_told_to(browser, long):  # noqa: F811
 def test_what_is_worked_out_meanwhile_is_not_shown_after(browser, long):  # noqa: F811
     """A choice that is looked ahead at when the widget turns is of all devices together, and so is a table."""
     widget = RematWidget(long[0], at="function")
-    step, panel = widget._prefetch.step, next(panel for panel in widget._panels if panel.key == "compare")
+    step, panel = widget._prefetch.step, next(panel for panel in widget._panels if panel.key == "choices")
 
     def meanwhile(result):
         widget.comm.sent.clear()
@@ -151,8 +151,8 @@ def test_what_is_worked_out_meanwhile_is_not_shown_after(browser, long):  # noqa
     widget.prefetch()
     assert not [message for message in messages(widget, "view") if TOGETHER in message["view"]["parts"]["totals"]]
     assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
-    panel._work(Request({"type": "compare", "policy": "none", "at": "function", "device": "", "width": 680}))
-    assert messages(widget, "compare") == []  # which the old panel has worked out
+    panel._work(Request({"type": "tried", "policy": "none", "at": "function", "device": ""}))
+    assert messages(widget, "tried") == []  # which the old panel has worked out
     widget.close()
 
 

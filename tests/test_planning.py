@@ -1,4 +1,4 @@
-"""The Plan panel's answers: what is shown is what the trace itself says of plans, single values and edits."""
+"""What the tab Choices answers: what is shown is what the trace itself says of plans, single values and edits."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from remat_magic.views.what_if import flip_key, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
-from remat_magic.widget.panels.plan import Plan as Planning
+from remat_magic.widget.panels.choices import Choices
 from tests.widget_frame import Browser
 
 
@@ -44,7 +44,7 @@ def browser():
 @pytest.fixture
 def planning(trace, browser):
     live = LiveTrace(trace)
-    panel = Planning(live, browser, browser.choose)
+    panel = Choices(live, browser, browser.choose)
     yield panel
     live.close()
     panel.close()
@@ -52,19 +52,6 @@ def planning(trace, browser):
 
 def ask(planning, kind, **more):
     planning.handle(Request({"type": kind, "policy": "nothing_saveable", "at": "function", **more}))
-
-
-def test_a_plan_is_chosen_and_told(planning, browser, trace):
-    most = trace.report("none", "function").saved_bytes
-    ask(planning, "plan", budget="50%", serial=7)
-    html = browser.of("plan")["html"]
-    ((plan, serial),) = browser.chosen
-    assert serial == 7
-    assert plan.budget_bytes == most // 2
-    report = trace.report(plan)
-    assert f"Saves {units.nbytes(report.saved_bytes)} of {units.nbytes(most // 2)}" in html
-    assert units.flops(report.recomputed_flops) in html
-    assert html.count('class="remat-row"') == len(plan.names)
 
 
 def test_a_plan_is_shown_by_its_budget(trace):
@@ -90,22 +77,6 @@ def test_a_plan_is_shown_by_its_budget(trace):
     assert widget.report.saved_bytes == trace.report(other).saved_bytes != trace.report(plan).saved_bytes
     assert widget._render(widget.report)["label"] == f"{plan.label} #2"
     widget.close()
-
-
-def test_a_plan_that_fits_elsewhere_is_found(planning, browser, trace):
-    """Around the loop all that is recomputed comes back at once: there is none for half the peak."""
-    most = trace.report("none", "function").peak_bytes
-    ask(planning, "plan", budget=f"{trace.report('nothing_saveable', 'step').peak_bytes}", of="peak", serial=7)
-    assert "error" not in browser.of("plan")
-    ((plan, _),) = browser.chosen
-    assert plan.at == "step"
-    assert plan.peak_bytes <= plan.budget_bytes < most
-
-
-def test_a_budget_that_is_none_is_a_sentence(planning, browser):
-    ask(planning, "plan", budget="much")
-    assert "much" in browser.of("plan")["error"]
-    assert browser.chosen == []
 
 
 def test_a_click_does_what_it_says(planning, browser, trace):
@@ -135,7 +106,7 @@ def test_a_click_on_an_older_list_chooses_nothing_else(planning, browser, trace)
     planning._workers["flip"].join()
     assert browser.chosen == []
     assert browser.of("flip")["error"] == (
-        "That row is of a list that is no longer here: press What if again, and choose from the new list"
+        "That row is of a list that is no longer here: unfold the list again, and choose from the new one"
     )
     again = trace.what_if("everything_saveable", "function")[0]
     ask(planning, "flip", flip=flip_key(again), serial=4)
