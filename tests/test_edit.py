@@ -686,13 +686,17 @@ SEVERAL = {  # a policy for each place; the decorator of `block`; what the edite
     "two functions": (
         {"attention": "nothing_saveable", "feed_forward": "dots_saveable"},
         "",
-        ["nothing_saveable)\ndef attention", "dots_saveable)\ndef feed_forward"],
+        ["@jax.checkpoint\ndef attention", "dots_saveable)\ndef feed_forward"],
     ),
-    "moved inward": ({"block": "none", "attention": "nothing_saveable"}, "@jax.checkpoint", [")\ndef attention"]),
+    "moved inward": (
+        {"block": "none", "attention": "nothing_saveable"},
+        "@jax.checkpoint",
+        ["@jax.checkpoint\ndef attention"],
+    ),
     "one in another": (
         {"block": "dots_saveable", "attention": "nothing_saveable"},
         "@jax.checkpoint",
-        ["dots_saveable)\ndef block", "nothing_saveable)\ndef attention"],
+        ["dots_saveable)\ndef block", "@jax.checkpoint\ndef attention"],
     ),
     "as it is written, at one of them": (
         {"block": "as_written", "attention": "nothing_saveable"},

@@ -251,26 +251,31 @@ class Checkpoints:
         """Put a new checkpoint on a definition, or around a lambda."""
         changes, imports = self._texts.of(text)
         checkpoint = imports.checkpoint(library)
-        start = "" if isinstance(node, ast.Lambda) else f"@{imports.partial()}({checkpoint}"
-        options = f", policy={policy(text, node.lineno)}{further_options})"
+        options = f"{_option(policy(text, node.lineno))}{further_options}"
         if isinstance(node, ast.Lambda):
-            changes.wrap(node, f"{checkpoint}(", options)
+            changes.wrap(node, f"{checkpoint}(", f"{options})")
         else:
-            changes.decorate(node, f"{start}{options}", above=library == "flax.linen")
-        maker = parse_expression(f"{PARTIAL}({checkpoint}{options}")
+            decorator = f"{imports.partial()}({checkpoint}{options})" if options else checkpoint
+            changes.decorate(node, f"@{decorator}", above=library == "flax.linen")
+        maker = parse_expression(f"{PARTIAL}({checkpoint}{options})")
         self._texts.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
 
     def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, way: Way) -> None:
         """Put a new checkpoint around what is called."""
         changes, imports = self._texts.of(text)
         start = f"{imports.checkpoint(way.library)}("
-        end = f", policy={policy(text, call.lineno)}{way.options})"
+        end = f"{_option(policy(text, call.lineno))}{way.options})"
         bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
         if bound:
             changes.drop_keywords(call)
             changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
         else:
             changes.wrap(call.func, start, end)
+
+
+def _option(policy: str) -> str:
+    """How a new checkpoint is given a policy; one that saves nothing is ``jax.checkpoint``'s own."""
+    return "" if policy.endswith(".checkpoint_policies.nothing_saveable") else f", policy={policy}"
 
 
 def _code_of(policy: str) -> str:

@@ -281,15 +281,6 @@ def _peak(timeline: Timeline, axis: _Axis) -> str:
 # ---------------------------------------------------------------------------------------------------- what holds it
 
 
-def value_words(value: LiveValue) -> str:
-    """What a value is, in a word or two."""
-    if value.argument is not None:
-        return f"{'copy of' if value.primitive == 'copy' else 'argument'} {value.argument}"
-    if not value.type:
-        return f"inside {value.primitive}" if value.primitive else "inside a loop"
-    return value.primitive or ("constant" if value.kind == "constant" else "cotangent")
-
-
 def held_rows(timeline: Timeline) -> list[tuple[str, str, str, str]]:
     """What holds the memory at the peak, the most first: the size, the role, the expression, and where it is."""
     at_peak = [layer for layer in layers(timeline) if layer.held[timeline.peak]]

@@ -28,9 +28,9 @@ def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
     """
     in_time = answer.cost_head(answer.words(choice) for choice in choices) == "time"
     rows = [_row(number, choice, fit is not None) for number, choice in enumerate(choices)]
-    fits = [("", "fits")] if fit else []
+    fits = [("Fits", "fits")] if fit else []
     cost = "Time" if in_time else "Work"
-    heads = [("", "order"), ("Choice", "policy"), ("Needs", "num"), *fits, (cost, "num"), ("Saves", "num")]
+    heads = [("#", "order"), ("Choice", "policy"), ("Needs", "num"), *fits, (cost, "num"), ("Saves", "num")]
     shown = table("All choices that were looked at", heads, rows, ("tried",))
     notes = [answer.unfinished(fit), *(fit.not_tried if fit.progress.finished else ())] if fit else []
     said = "".join(f'<p class="remat-empty">{escape(note)}</p>' for note in notes if note)

@@ -59,7 +59,7 @@ def test_what_fits_comes_first_and_the_line_sorts_them_anew(widget: Widget) -> N
     expect(line).to_have_text("8.00 MB")
     slider.fill(slider.get_attribute("max") or "")
     expect(line).not_to_have_text("8.00 MB")
-    assert set(fitting(widget)) == {"fits"}
+    assert "too big" not in fitting(widget)  # by the estimate itself: of some the range goes beyond the line
     assert fitting(widget).count("fits") != before
     # One number for each row, and for its point.
     numbers = [text for text in widget.part("tried").locator("td.remat-order:visible").all_inner_texts() if text]

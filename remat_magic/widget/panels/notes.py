@@ -28,7 +28,8 @@ class Notes(Panel):
                 findings = []
         told = {finding.kind for finding in findings}  # with its mend
         notes = [note for note in notes_of(report) if getattr(note, "kind", "") not in told]
-        view["parts"]["noted"] = f"{notes_html(notes)}{advice_html(findings)}"
+        noted = f"{notes_html(notes)}{advice_html(findings)}"
+        view["parts"]["noted"] = noted or '<p class="remat-empty">There is no note on this choice.</p>'
         view["counts"][self.key] = len(notes) + len(findings) or ""
 
     def answer(self, request: Request) -> Mapping[str, Any]:
