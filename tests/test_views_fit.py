@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+import remat_magic as rm
 from remat_magic.records import Edit, FileEdit, Fit, FitChoice, LiveValue, Moment, Progress, Timeline
 from remat_magic.records.timeline import Life
+from remat_magic.units import nbytes
 from remat_magic.views import fit as views
 from remat_magic.views.peak_bar import peak_bar_html
+from tests.programs import PROGRAMS
 from tests.views_records import DOT, EVIL, SIN, small
 
 GB = 10**9
@@ -196,3 +199,15 @@ def test_names_are_text():
         peak_bar_html(small(peak_bytes=4, peak_by_kind=(("residual", 4),)), (EVIL, 5)),
     ):
         assert "<img" not in page
+
+
+def test_why_a_device_keeps_less_than_autodiff_saves_is_said_where_it_does():
+    fun, args = PROGRAMS["three_layers"]
+    trace = rm.trace(fun, *args)
+    report, timeline = trace.report(), trace.timeline()
+    kept = timeline.saved_bytes
+    assert 0 < kept <= report.saved_bytes
+    assert views.kept_html(replace(report, residuals=()), timeline, "TPU v5e") == ""
+    more = replace(report, residuals=(*report.residuals, *report.residuals))
+    said = text_of(views.kept_html(more, timeline, "TPU v5e"))
+    assert said.startswith(f"On TPU v5e {nbytes(kept)} of the {nbytes(2 * report.saved_bytes)} that autodiff saves are")

@@ -231,6 +231,24 @@ def with_code(text: str) -> str:
     return "".join([*cuts, escape(text[at:])])
 
 
+def kept_html(report: Report, timeline: Timeline, device: str) -> str:
+    """Why the device keeps less than autodiff saves; empty where it does not.
+
+    Args:
+        report: what autodiff saves.
+        timeline: what the device keeps of it, by estimate.
+        device: its name.
+    """
+    kept = timeline.saved_bytes
+    if kept >= report.saved_bytes:
+        return ""
+    saved = fmt.nbytes(report.saved_bytes)
+    return (
+        f'<p class="remat-empty">On {escape(device)} {fmt.nbytes(kept)} of the {saved} that autodiff saves are kept at '
+        "most, by estimate: the compiler computes cheap values again, and frees some before others are made.</p>"
+    )
+
+
 def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) -> str:
     """The edit of a choice at full height.
 

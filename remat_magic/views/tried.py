@@ -29,8 +29,9 @@ def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
     in_time = answer.cost_head(answer.words(choice) for choice in choices) == "time"
     rows = [_row(number, choice, fit is not None) for number, choice in enumerate(choices)]
     fits = [("Fits", "fits")] if fit else []
+    saves = [] if fit else [("Saves", "num")]  # what autodiff lists, of which a device may keep less
     cost = "Time" if in_time else "Work"
-    heads = [("#", "order"), ("Choice", "policy"), ("Needs", "num"), *fits, (cost, "num"), ("Saves", "num")]
+    heads = [("#", "order"), ("Choice", "policy"), ("Needs", "num"), *fits, (cost, "num"), *saves]
     shown = table("All choices that were looked at", heads, rows, ("tried",))
     notes = [answer.unfinished(fit), *(fit.not_tried if fit.progress.finished else ())] if fit else []
     said = "".join(f'<p class="remat-empty">{escape(note)}</p>' for note in notes if note)
@@ -72,7 +73,7 @@ def _row(number: int, choice: FitChoice, fits: bool) -> str:
         td("num", f"{answer.needed(choice)}{', compiled' * choice.compiled}"),
         '<td class="remat-fits"></td>' if fits else "",
         td("num", answer.cost(choice) if _cost(choice) is not None else ""),
-        td("num", "" if choice.saved_bytes is None else fmt.nbytes(choice.saved_bytes)),
+        "" if fits or choice.saved_bytes is None else td("num", fmt.nbytes(choice.saved_bytes)),
     ]
     return (
         f'<tr class="remat-row" data-choice="{number}" data-row="{key}" data-at="{at}"{known}{flags}>'

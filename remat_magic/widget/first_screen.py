@@ -96,6 +96,7 @@ class FirstScreen(Panel):
             "takes": takes,
             "totals": line,
             "rarer": rarer,
+            "kept": views.kept_html(report, timeline, str(live.like)),
         }
 
     def _how(self, choice: FitChoice) -> str:

@@ -14,9 +14,9 @@ _GROUPS = [("", "nothing"), ("line", "line"), ("name", "name"), ("operation", "o
 
 
 class Values(Panel):
-    """One table under the other, of the same columns."""
+    """One table under the other, of the same columns; ``kept`` is filled by the first screen, as on its device."""
 
-    key, title, parts, early = "values", "Values", ("residuals", "recomputed"), ("residuals",)
+    key, title, parts, early = "values", "Values", ("kept", "residuals", "recomputed"), ("residuals",)
 
     def tools(self) -> str:
         """What the tables are searched and grouped by."""

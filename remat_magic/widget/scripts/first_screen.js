@@ -4,7 +4,7 @@ import { choiceList } from "./choosing.js";
 import { keyOf } from "./types.js";
 
 /** What of the first screen is of the shown choice. */
-const PARTS = ["verdict", "bar", "takes", "totals", "rarer"];
+const PARTS = ["verdict", "bar", "takes", "totals", "rarer", "kept"];
 /** What the list of devices has for so many bytes, which are typed. */
 const OTHER = "?";
 
