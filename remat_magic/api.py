@@ -539,7 +539,7 @@ class Trace:
             RematError: as ``fit``.
         """
         from remat_magic.editing.editor import attempt
-        from remat_magic.planning.fit import Target, fitting
+        from remat_magic.planning.fit import Target, fitting, why_unwritten
 
         target = Target.of(device_or_bytes)
         stages, device = fitting(self.facts, target, attempt), target.device
@@ -547,7 +547,7 @@ class Trace:
             return stages
         from remat_magic.measuring.fitting import asked
 
-        return asked(self, stages, device)
+        return asked(self, stages, device, lambda choice: why_unwritten(attempt(self.facts, choice)))
 
     def fit_choice(
         self,

@@ -499,7 +499,7 @@ from flax import nnx
 import optax
 model = nnx.Linear(4, 4, rngs=nnx.Rngs(0)); optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 def loss(model, x): return jnp.mean(jnp.tanh(model(x)) ** 2)
-def train_step(model, optimizer, x): optimizer.update(model, nnx.grad(loss)(model, x)); RUNS.append(1)
+def train_step(model, optimizer, x): optimizer.update(model, nnx.grad(loss)(model, x))
 """
 EQUINOX = """
 import equinox as eqx
@@ -550,7 +550,8 @@ def test_the_object_of_a_library_is_caught(name):
     space = prepared()
     with rm.catching() as caught:
         exec(compile(code, "<cell>", "exec"), space)
-    assert (type(caught.function).__name__, space["RUNS"]) == (kind, [])
+    assert type(caught.function).__name__ == kind
+    assert needed != "flax.nnx" or int(space["optimizer"].step[...]) == 0  # which a step would count
     assert caught.trace.function_name == "loss"
     listed = saved_residuals(lambda w: jnp.mean(jnp.tanh(X @ w) ** 2), PARAMS)
     own = sum(math.prod(value.shape) * 4 for value, why in listed if "output of" in why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,9 @@ _HOPE = 0.9  # of the lower end of its range: what needs more than there is by t
 _TICK = 0.2  # seconds between two looks at a compiler, at each of which one may be done with it all
 
 
-def asked(traced: Any, stages: Iterator[Fit], device: Device) -> Generator[Fit, None, None]:
+def asked(
+    traced: Any, stages: Iterator[Fit], device: Device, why_unwritten: Callable[[FitChoice], str]
+) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
 
     Whoever closes it ends the compiler.
@@ -27,6 +29,7 @@ def asked(traced: Any, stages: Iterator[Fit], device: Device) -> Generator[Fit, 
         traced: what ``remat_magic.trace`` gave.
         stages: its estimates.
         device: of which the compiler is here.
+        why_unwritten: a sentence on why no edit writes a choice, which is not compiled then; empty where one does.
     """
     for known in stages:
         last, total = known.progress.finished, known.progress.total
@@ -39,6 +42,10 @@ def asked(traced: Any, stages: Iterator[Fit], device: Device) -> Generator[Fit, 
             progress = Progress(len(answers), of_all, f"compiling {wanted[0].what} for {device.name}")
             found = known.by_compiler(answers, progress)
             yield found
+            unwritten = {it.which: replace(it, unusable=why) for it in wanted if it.plan and (why := why_unwritten(it))}
+            if unwritten:
+                answers |= unwritten
+                continue
             job = Measuring(traced, [(choice, None) for choice in wanted], device=device)
             try:
                 while not job.wait(_TICK):

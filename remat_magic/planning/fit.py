@@ -119,6 +119,14 @@ def fitting(facts: Facts, target: Target, write: Write) -> Generator[Fit, None, 
     yield fit
 
 
+def why_unwritten(edit: Edit | str) -> str:
+    """A sentence on why no edit writes a choice; empty where one does, and where that cannot be known."""
+    if isinstance(edit, str) or edit.verified:
+        return edit if isinstance(edit, str) else ""
+    why = next(iter((*edit.unnamed, *edit.differences)), "no edit of the source does just that")
+    return f"No edit writes it: {why}"
+
+
 def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
     """``Trace.fit_choice``."""
     target = Target.of(device_or_bytes)
@@ -176,14 +184,11 @@ class _View:
     def write(self, choice: FitChoice, edit: Edit | str) -> Report | None:
         """Take note of how a choice is written; the report of the nearest that can be, where it cannot."""
         key = choice.key, choice.at
+        self.written[key] = why_unwritten(edit)
         if isinstance(edit, str) or edit.verified:
-            why = edit if isinstance(edit, str) else ""
-            self.written[key] = why
-            if choice.donate and why:  # then it is so for all that donate
-                self._undonatable = why
+            if choice.donate:  # what cannot be written then cannot be of any that donates
+                self._undonatable = self.written[key]
             return None
-        why = next(iter((*edit.unnamed, *edit.differences)), "no edit of the source does just that")
-        self.written[key] = f"No edit writes it: {why}"
         best = edit.best
         if best is edit or not best.verified:
             return None
@@ -232,7 +237,8 @@ class _View:
                 choice,
                 what=f"donate {', '.join(donation.names)}{also}",
                 donate=donation.names,
-                code="\n".join(filter(None, (choice.code, donation.code))),
+                # Of a plan an edit is the code, and half of what is to be written would be none.
+                code="\n".join(filter(None, (choice.code, donation.code))) if choice.code or not choice.plan else "",
             )
             report = self._facts.under(draft).figures(memory)
             if (report.peak_bytes or 0) <= min(_LOWER * (choice.needed_bytes or 0), lowest - 1):
