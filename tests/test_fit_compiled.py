@@ -10,6 +10,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.devices import device as device_module
+from remat_magic.editing import editor
 from remat_magic.measuring import fitting, job
 from remat_magic.records import Measurement
 from tests.test_donation import trained
@@ -140,3 +141,25 @@ def test_xla_finds_no_cheaper_choice_that_fits(name, make):
 def _scanned():
     loss, args = blocks(count=12, scanned=True)
     return loss, *args
+
+
+def test_what_no_edit_writes_is_not_compiled(xla, monkeypatch):
+    """The choice that is the best by the estimates is written before, whatever XLA is asked about after it."""
+    asked, factors = xla
+    factors["others"] = 0.5
+    factors["as_written", "function"] = 1.0
+    trace = rm.trace(*blocks()[:1], *blocks()[1])
+    capacity = round(0.55 * trace.report(device=V5E).peak_bytes)
+    device = replace(V5E, memory_bytes=capacity)
+    first = trace.fit(device).best
+    assert first.compiled
+    asked.clear()
+    own = editor.attempt
+    monkeypatch.setattr(
+        editor, "attempt", lambda facts, it: "None does." if it.which == first.which else own(facts, it)
+    )
+    fit = trace.fit(device)
+    assert first.which not in asked
+    assert next(choice.unusable for choice in fit.tried if choice.which == first.which) == "None does."
+    assert fit.best.compiled
+    assert fit.best.cost > first.cost

@@ -42,7 +42,8 @@ def asked(
             progress = Progress(len(answers), of_all, f"compiling {wanted[0].what} for {device.name}")
             found = known.by_compiler(answers, progress)
             yield found
-            unwritten = {it.which: replace(it, unusable=why) for it in wanted if it.plan and (why := why_unwritten(it))}
+            others = (choice for choice in wanted if choice.which != known.as_written.which)
+            unwritten = {it.which: replace(it, unusable=why) for it in others if (why := why_unwritten(it))}
             if unwritten:
                 answers |= unwritten
                 continue
