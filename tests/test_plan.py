@@ -22,6 +22,8 @@ from remat_magic.planning.graph import Graph, kept_copies
 from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.solver import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
+from remat_magic.views import format as fmt
+from remat_magic.views.plan import plan_sentences
 from tests.benchmarks import models
 from tests.plan_helpers import BUILT_IN, EACH_PLACE, INEXACT, MODELS, as_reckoned, traced, transformer
 from tests.programs import KINDS, PROGRAMS, f32
@@ -356,8 +358,10 @@ def test_a_plan_says_where_only_a_part_of_its_range_fits(device):
     trace = traced("scanned transformer")
     report = trace.report("nothing_saveable", device=device)
     close, roomy = (trace.plan(peak=peak, device=device) for peak in (report.peak_bytes, "1 TB"))
-    high = trace.report(close if close.names else close.policy, close.at, device=device).peak_high
-    assert high > close.budget_bytes
+    told = trace.report(close if close.names else close.policy, close.at, device=device)
+    assert (close.peak_low, close.peak_high) == (told.peak_low, high := told.peak_high)
+    assert close.peak_low < close.peak_bytes <= close.budget_bytes < high
+    assert fmt.about(close.peak_bytes, close.peak_low, high) in plan_sentences(close)[0]
     assert f"may be up to {units.nbytes(high)}, which is more" in close.status
     assert "may be up to" not in roomy.status
     assert "may be up to" not in trace.plan(peak="90%").status  # of no device there is no range

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from remat_magic import devices, units
 from remat_magic.facts import ranges
 from remat_magic.script import parser
-from tests.benchmarks import estimates, programs, traffic
+from tests.benchmarks import estimates, programs, unseen
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -175,8 +176,8 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
 
 
 def test_the_table_of_estimates_is_what_its_command_writes():
-    own, other = next(iter(programs.TUNING)), next(iter(programs.HELD_OUT))
-    doubt = ranges.Doubt(0, 0, "GPU", "layers")
+    own, other = next(iter(programs.TUNING)), next(iter(unseen.HELD_OUT))
+    doubt = ranges.Doubt("GPU", 0, Counter())
     found = [(own, True, 150, 120, 180, 100), (own, True, 90, 70, 140, 100), (own, True, 102, 51, 204, 100)]
     found += [(other, False, 80, 80, 96, 100)]
     made = estimates.table({"A": [estimates.Estimated(*each, doubt) for each in found]})
@@ -186,14 +187,4 @@ def test_the_table_of_estimates_is_what_its_command_writes():
         "| A | held out | without | 1 | 20% | -20% | -20% | 0% | 1.2 | 1.2 |",
     ]
     written = README.split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
-    assert written.startswith(f"{head}\n{line}\n| ")
-
-
-def test_the_table_of_bytes_is_what_its_command_writes():
-    own = next(iter(programs.TUNING))
-    choices = [(1.0, 0.5), (1.0, 1.5), (0.9, 0.7)]
-    found = [traffic.Counted(own, True, *figures) for figures in choices]
-    head, line, *rows = traffic.table({"A": found}).splitlines()
-    assert rows == ["| A | made on | with a checkpoint | 3 | 1.00 | 0.70 | 0.50 | 1.50 |"]
-    written = README.split(traffic.MARKS[0])[1].split(traffic.MARKS[1])[0]
     assert written.startswith(f"{head}\n{line}\n| ")

@@ -189,20 +189,11 @@ def arranged(
     if on.narrows:
         _narrow(steps, buffers, around)
     buffers.lay_out_results(steps)
-    order = in_order(steps, buffers)
+    order = brought_forward(put_off(steps, buffers.kept | buffers.gradients), buffers)
     if on.reserves:
         for number in over_donated(buffers.results, buffers.donated - buffers.kept, buffers.sizes):
             buffers.discard(number)
     return order
-
-
-def in_order(steps: list[ScheduledStep], buffers: Buffers, *, at_once: bool = False) -> list[ScheduledStep]:
-    """The steps in the order in which XLA runs them; what is recomputed when it is due, or ``at_once`` before all else.
-
-    JAX writes it so, and XLA for TPUs runs some programs so.
-    """
-    order = steps if at_once else put_off(steps, buffers.kept | buffers.gradients)
-    return brought_forward(order, buffers)
 
 
 def _narrow(

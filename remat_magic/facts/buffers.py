@@ -238,7 +238,6 @@ class Buffers:
         written: those that kernels read from memory, whatever could make them again.
         instead: for what is not held, what is read for it: that stays in registers, or kernels make it again.
         again: those of these that kernels make again.
-        recomputes: whether there is a checkpoint.
         sizes: the bytes of each.
         of_step: whether they are those of a training step.
         narrowed: the types of those that are held in bfloat16 instead of float32.
@@ -260,7 +259,6 @@ class Buffers:
         self.written: set[int] = set()
         self.instead: dict[int, tuple[int, ...]] = {}
         self.again: set[int] = set()
-        self.recomputes = False
         self.sizes: list[int] = [0]
         self.narrowed: dict[int, Any] = {}
         self._contents: dict[int, Held] = {}

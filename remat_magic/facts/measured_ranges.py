@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 RANGES = {
-    ("GPU", "elements"): (0.66, 1.50),
-    ("GPU", "layers"): (0.76, 1.25),
-    ("GPU", "moved"): (0.67, 3.99),
-    ("GPU", "products"): (0.72, 1.92),
-    ("GPU", "steps"): (0.75, 2.34),
-    ("TPU", "elements"): (0.57, 2.38),
-    ("TPU", "layers"): (0.78, 1.20),
-    ("TPU", "moved"): (0.75, 1.76),
-    ("TPU", "products"): (0.61, 1.57),
-    ("TPU", "steps"): (0.71, 1.33),
+    ("GPU", "products"): (0.54, 1.96),
+    ("GPU", "convolutions"): (0.54, 1.96),
+    ("GPU", "elements"): (0.54, 1.96),
+    ("GPU", "layers"): (0.54, 1.13),
+    ("GPU", "moved"): (0.54, 2.26),
+    ("TPU", "products"): (0.49, 1.63),
+    ("TPU", "convolutions"): (0.78, 1.63),
+    ("TPU", "elements"): (0.74, 2.55),
+    ("TPU", "layers"): (0.81, 1.21),
+    ("TPU", "moved"): (0.78, 1.64),
 }

@@ -36,7 +36,7 @@ from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.engine.differentiated import half_of
 from remat_magic.engine.steps import Halves, Step
-from remat_magic.facts.arrangement import arranged, in_order
+from remat_magic.facts.arrangement import arranged
 from remat_magic.facts.buffers import (
     NOTHING,
     PLAIN,
@@ -137,7 +137,6 @@ class Schedule(Buffers):
         never, again = (
             unheld(jaxpr, lines, written, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
         )
-        self.recomputes = self.recomputes or bool(flat.apart)
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -273,18 +272,9 @@ class Schedule(Buffers):
 
     def highest(self) -> tuple[int, int]:
         """The most bytes that are held at once, and the position of the first step that holds them."""
-        totals = self._totals(self._ordered())
+        totals = [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in self._sweep()]
         most = max(totals)
         return most, totals.index(most)
-
-    def highest_at_once(self) -> int:
-        """The same where all that a checkpoint recomputes runs before the first gradient."""
-        self._ordered()  # which tells what is held
-        return max(self._totals(in_order(self.steps, self, at_once=True))) if self.recomputes else 0
-
-    def _totals(self, steps: list[ScheduledStep]) -> list[int]:
-        swept = sweep(steps, self, self.saved_inside)
-        return [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in swept]
 
     def phase(self, at: int) -> Phase:
         """The phase of the step at a position of the sweep."""

@@ -1,10 +1,10 @@
 """How far what XLA needs may be from an estimated peak, by what was measured of other programs.
 
-What is given to a program and what it gives back has the size that it has. In doubt is the rest. It is classed by the
-device and by what most of it is, and ``measured_ranges.py`` has for each class between which parts of the estimate
-XLA's compilers were: ``tests/benchmarks/estimates.py`` makes that table. Of what a loop stacks step by step XLA may
-hold a second copy in another layout, when the loop backwards begins. A TPU's compiler may pad the rows of what is taken
-or put by index, and what it puts into VMEM takes no memory.
+What is given to a program and what it gives back has the size that it has. In doubt is the rest: each byte of it counts
+at least for a part and at most for a multiple of itself, by the device and by what makes it. What layers stack is sure
+to some ten per cent; what is stacked step by step, taken or put by index, sorted, or complex least of all. The figures
+are in ``measured_ranges.py``, which ``tests/benchmarks/estimates.py`` makes of what XLA's compilers said. What a TPU's
+compiler puts into VMEM takes no memory.
 """
 
 from __future__ import annotations
@@ -14,46 +14,33 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import FUSIBLE, MATMULS, REDUCTIONS
+from remat_magic._jax.primitives import CONVOLUTION, FUSIBLE, MATMULS, REDUCTIONS
 from remat_magic.facts.buffers import DeviceMemory, Held
 from remat_magic.facts.measured_ranges import RANGES
-from remat_magic.facts.memory import Schedule
 
-_ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
+ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
-_MUCH = 0.2  # of what is in doubt: so much of what is hard to foresee decides
 
-What = Literal["products", "elements", "layers", "steps", "moved"]
+What = Literal["products", "convolutions", "elements", "layers", "moved"]
 
 
 class Doubt(NamedTuple):
-    """What is sure of a peak, in bytes, what there may be more of it, and what most of the rest is."""
+    """The bytes of a peak that are sure, and those that are not, by what makes them."""
 
-    sure: int
-    more: int
     device: Literal["GPU", "TPU"]
-    what: What
+    sure: int
+    unsure: Counter[What]
 
 
 def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
-    """What is in doubt of the values that are held at a peak."""
-    sure, twice, padding = 0, 0, 0
-    unsure: Counter[What] = Counter({"products": 0})
+    """What is sure and what is in doubt of the values that are held at a peak."""
+    sure, unsure = 0, Counter[What]()
     for value in held:
         if value.argument is not None or value.constant or value.output:
             sure += value.bytes
-            continue
-        what = _what(value)
-        unsure[what] += value.bytes
-        rows = on.by_rows(value.aval) if on.tiled else 0
-        if what == "steps":
-            twice = max(twice, value.bytes, rows)
-        elif what == "moved":
-            padding += max(0, rows - value.bytes)
-    most = max(unsure, key=unsure.__getitem__)
-    if unsure["moved"] > _MUCH * unsure.total():
-        most = "moved"
-    return Doubt(sure, twice + padding, "TPU" if on.tiled else "GPU", most)
+        else:
+            unsure[_what(value)] += value.bytes
+    return Doubt("TPU" if on.tiled else "GPU", sure, unsure)
 
 
 def _what(value: Held) -> What:
@@ -61,24 +48,24 @@ def _what(value: Held) -> What:
     if eqn is None:
         return "elements"
     if _jax.is_scan(eqn) and value.var in eqn.outvars[len(_jax.carried_operands(eqn)) :]:
-        return "steps" if _jax.scan_length(eqn) >= _MANY else "layers"
+        return "moved" if _jax.scan_length(eqn) >= _MANY else "layers"
     name = _jax.primitive_name(eqn)
     if name in MATMULS:
-        return "products"
+        return "convolutions" if name == CONVOLUTION else "products"
     others = name not in FUSIBLE and name not in REDUCTIONS and not _jax.bodies(eqn)
     return "moved" if others or _jax.is_complex(value.aval) else "elements"
 
 
-def peak_range(peak: int, held: Iterable[Held], schedule: Schedule) -> tuple[int, int]:
+def peak_range(peak: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
     """Between which bytes XLA's word on a peak is to be expected, given what is held there.
 
-    At most it is what is held where XLA recomputes all before the first gradient, if that is more. Of no device it is
-    the peak itself: then it is counted by the program's own types, and says nothing of XLA.
+    Of no device it is the peak itself: then it is counted by the program's own types, and says nothing of XLA.
     """
-    on = schedule.on
     if not on.fuses:
         return peak, peak
-    sure, more, device, what = doubt(held, on)
-    least, most = RANGES[device, what]
-    low, high = (sure + round(part * (peak - sure)) for part in (least, most))
-    return max(min(sure, peak), low - _ON_CHIP * on.tiled), max(high + more, schedule.highest_at_once())
+    doubted = doubt(held, on)
+    low, high = (
+        doubted.sure + sum(round(RANGES[doubted.device, what][end] * size) for what, size in doubted.unsure.items())
+        for end in (0, 1)
+    )
+    return min(peak, max(doubted.sure, low - ON_CHIP * on.tiled)), max(peak, high)

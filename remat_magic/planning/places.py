@@ -377,13 +377,13 @@ class Search:
         if choice.policy == _DOTS and without is not None:  # which saves as much as the other, or more
             fewer = by_choice.get((_BATCHLESS, choice.at))
             if fewer is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
-                return f"the peak is no lower with {label_of(fewer)}"
+                return f"the estimated peak is no lower with {label_of(fewer)}"
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
             # They can lower the peak where to save nothing does not: then all is made again at once.
             products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
             return "" if products else "no matrix product is recomputed there that they could save"
         if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
-            return f"the peak is hardly lower with {label_of(tried)}"
+            return f"the estimated peak is hardly lower with {label_of(tried)}"
         return ""
 
     def _leave_out(self, why: str, *choices: str) -> None:

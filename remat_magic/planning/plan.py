@@ -71,11 +71,12 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
     if best.at != facts.engine.default_at and at is None:
         elsewhere = "" if of == "peak" else "; elsewhere less may be recomputed"  # a bound is of one place
         sentences.append(f"Its place, {best.at}, was chosen with it{elsewhere}.")
-    high = request.figures(facts.under(best if best.names else best.policy, best.at)).peak_high or 0
-    if of == "peak" and high > budget:
-        sentences.append(f"Its peak may be up to {units.nbytes(high)}, which is more: Measure tells.")
+    if of == "peak" and (best.peak_high or 0) > budget:
+        sentences.append(f"Its peak may be up to {units.nbytes(best.peak_high or 0)}, which is more: Measure tells.")
     if _in_vain(facts, best, memory):
-        sentences.append("Its peak is hardly lower than without a checkpoint there: trace.fit tells what lowers it.")
+        sentences.append(
+            "Its estimated peak is hardly lower than without a checkpoint there: trace.fit tells what lowers it."
+        )
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
         sentences.append(f"Values inside {' or '.join(inside)} are no choices.")
     if COMPLEX in best.unreached:

@@ -228,6 +228,8 @@ def _of_report(request: Request, report: Report) -> Plan:
         code=report.code,
         forward_flops=report.forward_flops,
         peak_bytes=report.peak_bytes,
+        peak_low=report.peak_low,
+        peak_high=report.peak_high,
         uncosted=report.uncosted,
         of=request.of,
         cost=least.cost,

@@ -54,9 +54,10 @@ class Plan(Displayed, Labelled):
     ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
     report that JAX gives for the plan; the ``predicted_*`` fields are what was reckoned before. ``of`` tells what the
     budget is of: bytes "saved", or the estimated "peak", which is as on ``peak_device``; empty where that holds values
-    as they are. ``cost`` tells what is least: "flops", or "seconds" on ``device``, where ``seconds`` are those of the
-    report, recomputation and offloading together, and ``host_bandwidth`` is what offloading was reckoned with, in
-    bytes/s, None where nothing may be offloaded.
+    as they are. What XLA needs is to be expected between ``peak_low`` and ``peak_high``. ``cost`` tells what is least:
+    "flops", or "seconds" on ``device``, where ``seconds`` are those of the report, recomputation and offloading
+    together, and ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be
+    offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
     ``bound_seconds`` where these are what is least, both as reckoned. ``timed_out`` tells that the solver met its time
@@ -100,6 +101,8 @@ class Plan(Displayed, Labelled):
     unreached: tuple[str, ...] = ()
     peak_device: str = ""
     of_devices: str = ""
+    peak_low: int | None = None
+    peak_high: int | None = None
 
     def apart_from(self, plans: dict[str, Plan]) -> Plan:
         """The plan under a key, and a label, that no other choice among ``plans`` has, into which it is put.

@@ -37,7 +37,8 @@ def plan_sentences(plan: Plan) -> list[str]:
     if plan.of == "saved":
         saves += f" of {budget}"
     elif plan.peak_bytes is not None:
-        peak = f"Peaks at {fmt.nbytes(plan.peak_bytes)} of {budget} (estimated{_there(plan)})"
+        about = fmt.about(plan.peak_bytes, plan.peak_low, plan.peak_high)
+        peak = f"Peaks at {about} of {budget} by estimate{_there(plan)}"
         saves = f"{peak}; saves {fmt.nbytes(plan.saved_bytes)}"
     facts = [
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,

@@ -87,7 +87,10 @@ def conv(x: Any, w: Any, stride: int = 1, groups: int = 1, dilation: int = 1) ->
 
 
 def scanned(step: Callable[[Any, Any], Any], x: Any, stacked: Any) -> Any:
-    return lax.scan(lambda x, p: (step(x, p), None), x, stacked)[0]
+    def each(x: Any, p: Any) -> Any:
+        return step(x, p), None
+
+    return lax.scan(each, x, stacked)[0]
 
 
 def in_layers(params: Any, x: Any, act: Callable[[Any], Any] = jnp.tanh) -> Any:
