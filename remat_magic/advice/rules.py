@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,10 +24,11 @@ from remat_magic.facts.causes import Widened, accumulators, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.places import DEEPEST
+from remat_magic.planning.fit import what_of
+from remat_magic.planning.places import first_tried
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
-from remat_magic.records import Advice, PlannedValue, RematError, Report, Site, SourceSpan, Timeline
+from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan, Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -357,122 +358,40 @@ def in_update(case: Case) -> Iterator[Advice]:
 # --------------------------------------------------------------------------------------------- what would free memory
 
 _LOWER = 0.8  # of the peak: what is below that is worth a checkpoint
-_POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable")
 _NEARLY = 1.25  # of the lowest peak: what comes so near and recomputes less is the better
-
-
-def _lowest(case: Case, choices: Iterable[tuple[str, str | Mapping[str, str]]], peak: int) -> Report | None:
-    """Of policies at places, traced, the one that lowers a peak clearly, and of those near it repeats least."""
-    reports = list[Report]()
-    for policy, at in choices:
-        with contextlib.suppress(RematError):
-            reports.append(case.facts.under(policy, at).report(case.memory))
-    peaks = [(report.peak_bytes, report) for report in reports if report.peak_bytes and not report.backward_error]
-    most = min(_NEARLY * min((lower for lower, _ in peaks), default=0), _LOWER * peak)
-    better = [(report.repeated_flops, lower, report) for lower, report in peaks if lower <= most]
-    return min(better, key=lambda row: row[:2])[2] if better else None
-
-
-def _comes_to(report: Report, best: Report) -> str:
-    """What a peak comes to by another choice, and what that repeats."""
-    repeats = ""
-    if report.forward_flops:
-        now, with_best = (choice.repeated_flops / report.forward_flops for choice in (report, best))
-        repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
-    lower, peak = units.apart(best.peak_bytes or 0, report.peak_bytes or 0)
-    choice = best.at if best.policy == MIXED else f"{best.label} at {best.at}"
-    return f"With {choice} the estimated peak is {lower}, not {peak}{repeats}."
-
-
-def steps_together(case: Case) -> Iterator[Advice]:
-    """A loop whose carry is much: a checkpoint around several steps keeps it once for these."""
-    report, engine = case.report, case.facts.engine
-    if report.backward_error or not report.peak_bytes:
-        return
-    for group in engine.primal.possible.groups:
-        key = group.key.rpartition("/")[0]
-        each = _lowest(case, [(_POLICIES[0], key)], report.peak_bytes) or report
-        on_steps = "none" if key in {site.key for site in engine.primal.table.sites} else _POLICIES[0]
-        both = {key: on_steps, group.key: _POLICIES[0]}
-        best = _lowest(case, [(_POLICIES[0], group.key), ("as_written", both)], each.peak_bytes or 0)
-        if best is None:
-            continue
-        plain = _no_worse(case, key, best)
-        if plain is not None:
-            yield _at_site(case, *plain)
-            continue
-        with contextlib.suppress(RematError):
-            each = case.facts.under(_POLICIES[0], key).report(case.memory)
-        carry, cut = (
-            sum(row.nbytes for row in choice.residuals if row.kind == "intermediate" and row.kept and row.path)
-            for choice in (each, best)
-        )
-        code = engine.select(_POLICIES[0], group.key).code.partition("  # ")
-        also = ""
-        if best.policy == MIXED:
-            also = f" Also {engine.select(on_steps, key).code.removeprefix('# ').replace('  # on ', ' on ')}."
-        yield Advice(
-            "steps-together",
-            f"The carry of {engine.contents()[key].runs:,} steps of {group.function}{at_line(group.source)} is "
-            f"{units.nbytes(carry)}; in {group.times:,} segments {units.nbytes(cut)}. {_comes_to(report, best)}",
-            f"Write {code[0]}{f', {code[2]}' if code[2] else ''}.{also}",
-            report.peak_bytes - (best.peak_bytes or 0),
-            "bytes",
-            group.source,
-            best.policy,
-            best.at,
-            stake=max(carry, report.peak_bytes - (best.peak_bytes or 0)),
-            code=code[0],
-        )
-
-
-def _no_worse(case: Case, key: str, best: Report) -> tuple[Site, Report] | None:
-    """A place around the steps of a loop that keeps its inputs only, with no higher peak and no more repeated work."""
-    engine, inside = case.facts.engine, case.facts.engine.contents()
-    no_worse = [
-        (site, report)
-        for site in (*engine.primal.possible.sites, *engine.primal.table.sites)
-        if site.key in inside and key in inside[site.key].depths and inside[site.key].depths[site.key] <= DEEPEST
-        if (report := case.other(_POLICIES[0], site.key)) is not None
-        if (report.peak_bytes or math.inf) <= (best.peak_bytes or 0) and report.repeated_flops <= best.repeated_flops
-    ]
-    return min(no_worse, key=lambda row: row[1].peak_bytes or 0, default=None)
-
-
-def _at_site(case: Case, site: Site, best: Report) -> Advice:
-    """What a checkpoint at one place comes to."""
-    engine = case.facts.engine
-    code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
-    has = "no checkpoint" if site.possible else "a checkpoint that saves more than its inputs"
-    return Advice(
-        "no-checkpoint-there",
-        f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has {has}. "
-        f"{_comes_to(case.report, best)}",
-        f"Write {code}{f' on {where}' if where else ''}.",
-        (case.report.peak_bytes or 0) - (best.peak_bytes or 0),
-        "bytes",
-        site.source,
-        best.policy,
-        site.key,
-        code=code,
-    )
+_TRIED_FIRST = 8  # choices of the search, which begins with what promises most
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
-    """The place that would gain most by a checkpoint, and what it comes to: traced with one, not reckoned."""
-    engine, report = case.facts.engine, case.report
-    peak = report.peak_bytes
-    if report.policy == MIXED or report.backward_error or not peak:
+    """The checkpoint that lowers the peak most, of those that ``trace.fit`` tries first."""
+    facts, peak = case.facts, case.report.peak_bytes
+    if case.report.policy == MIXED or case.report.backward_error or not peak:
         return
-    inside = engine.contents()
-    places = [site for site in engine.primal.possible.sites if site.key in inside and site.key != report.at]
-    places = [site for site in places if inside[site.key].depths[site.key] <= DEEPEST]
-    site = max(places, key=lambda site: inside[site.key].gain, default=None)
-    if site is None or not inside[site.key].gain:
+    tried = [it for it in first_tried(facts, case.memory, _TRIED_FIRST) if it.peak_bytes and it.policy != "none"]
+    most = min(_NEARLY * min((it.peak_bytes or 0 for it in tried), default=0), _LOWER * peak)
+    better = [it for it in tried if (it.peak_bytes or 0) <= most]
+    best = min(better, key=lambda it: (it.repeated_flops, it.peak_bytes), default=None)
+    if best is None:
         return
-    best = _lowest(case, [(policy, site.key) for policy in _POLICIES], peak)
-    if best is not None:
-        yield _at_site(case, site, best)
+    engine, lower = facts.engine, best.peak_bytes or 0
+    sites = (*engine.primal.table.sites, *engine.primal.possible.sites, *engine.primal.possible.groups)
+    site = next((site for site in sites if site.key == best.at), None)
+    code, _, where = best.code.partition("  # ")
+    again = ""
+    if case.report.forward_flops:
+        now, then = (choice.repeated_flops / case.report.forward_flops for choice in (case.report, best))
+        again = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
+    yield Advice(
+        "steps-together" if "/" in best.at else "no-checkpoint-there",
+        f"With {what_of(facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}{again}.",
+        f"Write {code}{f' {where}' if where.startswith('on ') else f', {where}' if where else ''}.",
+        peak - lower,
+        "bytes",
+        site.source if site else None,
+        best.policy,
+        best.at,
+        code=code,
+    )
 
 
 _PARTS = 8  # that a loss is computed in, for example
@@ -631,8 +550,8 @@ def argument_given_back(case: Case) -> Iterator[Advice]:
 
 
 # A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
-# reading the result; a matmul over a hundred channels takes a hundred. It is also to be clearly better than what the
-# policy as a whole exchanges bytes and FLOPs for.
+# reading the result; a matmul over a hundred channels takes a hundred. It is also to be clearly better than what a
+# checkpoint around everything exchanges bytes and FLOPs for.
 _CHEAP = 10.0
 _BETTER = 1.5
 _PART = 0.05  # of all that is saved: what is smaller is not worth a sentence
@@ -641,9 +560,12 @@ _TRIED = 5  # of those that are reckoned to be cheap
 
 
 def cheap_to_recompute(case: Case) -> Iterator[Advice]:
-    """Kept values that take many bytes for the FLOPs that they spare: of one name, or of one expression."""
+    """Kept values of one expression that take many bytes for the FLOPs that they spare.
+
+    A checkpoint on its lines alone is at no place that there is, so that ``trace.fit`` has no such choice.
+    """
     report, saved, work = case.report, case.report.saved_bytes, case.report.recomputed_flops
-    if case.kept is None or not saved or report.offloaded_bytes:
+    if case.kept is None or not saved or case.built or case.facts.engine.primal.table.sites:
         return
     place, kept = case.kept
     base = place.graph.figures(kept)
@@ -654,67 +576,37 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     def is_cheap(spared: int, again: int) -> bool:
         return spared >= _PART * saved and again <= min(_CHEAP, usual / _BETTER) * spared
 
-    groups, used = dict[Any, list[PlannedValue]](), place.graph.used(kept)
+    groups, used = dict[SourceSpan, list[PlannedValue]](), place.graph.used(kept)
     for key, value in place.every_value().items():
-        if key in used and (value.name or (value.source and value.source not in of_logits)):
-            groups.setdefault(value.name or value.source, []).append(value)
-    reckoned = list[tuple[float, list[PlannedValue]]]()
-    for values in groups.values():
+        if key in used and value.source and value.source not in of_logits:
+            groups.setdefault(value.source, []).append(value)
+    reckoned = list[tuple[float, SourceSpan]]()
+    for source, values in groups.items():
         if sum(value.nbytes for value in values) >= _PART * saved:
             after = place.graph.figures(kept - {value.key for value in values})
             spared, again = base.saved_bytes - after.saved_bytes, after.recomputed_flops - base.recomputed_flops
             if is_cheap(spared, again):
-                reckoned.append((spared / max(again, 1), values))
+                reckoned.append((spared / max(again, 1), source))
     told = set[str]()
-    for _, values in sorted(reckoned, key=lambda one: -one[0])[:_TRIED]:
-        deed = _again(case, values[0], used - {value.key for value in values})
-        if deed is None:
+    for _, source in sorted(reckoned, key=lambda one: -one[0])[:_TRIED]:
+        rows = [row for row in report.residuals if row.source == source]
+        readers = [reader.source for row in rows for reader in row.needed_by if reader.source]
+        part = case.under_checkpoint({source, *readers})
+        if part is None or len(told) == _MOST or part[2] in told or not is_cheap(*part[:2]):
             continue
-        spared, again, mend, code = deed
-        if len(told) == _MOST or mend in told or not is_cheap(spared, again):
-            continue
+        spared, again, mend = part
         told.add(mend)
-        first, times = values[0], sum(value.times for value in values)
-        what = repr(first.name) if first.name else f"`{first.source.expression}`" if first.source else first.primitive
+        first, times = groups[source][0], sum(value.times for value in groups[source])
         yield Advice(
             "cheap-to-recompute",
-            f"{what}{at_line(first.source)} ({first.primitive}{f', {times:,} times' if times > 1 else ''}) keeps "
-            f"{units.nbytes(spared)}, {units.percent(spared, saved)} of what is saved, that would take "
+            f"`{source.expression}`{at_line(source)} ({first.primitive}{f', {times:,} times' if times > 1 else ''}) "
+            f"keeps {units.nbytes(spared)}, {units.percent(spared, saved)} of what is saved, that would take "
             f"{units.flops(again)} to compute again.",
             mend,
             spared,
             "bytes",
-            first.source,
-            code=code,
+            source,
         )
-
-
-def _again(case: Case, value: PlannedValue, left: Collection[str]) -> tuple[int, int, str, str] | None:
-    """What computing a value again spares and takes, and how: in words, and what of these is code to paste.
-
-    ``left`` are the names of what is kept then. None where JAX cannot tell.
-    """
-    policy, after, code = case.policy_in_force, None, ""
-    # Another alternative of a policy may save a named value by what is computed.
-    if value.name and policy is not None and len(policy.alternatives) == 1:
-        remaining = policy.without(value.name)
-        if remaining != policy:
-            after, code = case.other(str(remaining)), f"policy={remaining.code}"
-    if not code and (case.built or case.facts.engine.primal.table.sites):
-        after = case.keeping(left, f"{case.report.label} without {value.name or value.primitive}")
-    if after is not None:
-        by_plan = (
-            f"trace.what_if({case.report.policy!r}, {case.report.at!r}) has the plan that computes it again, and "
-            "trace.edit(plan) the names that do so in the source."
-        )
-        spared = case.report.saved_bytes - after.saved_bytes
-        return spared, after.recomputed_flops - case.report.recomputed_flops, f"{code}." if code else by_plan, code
-    if code or case.built or case.facts.engine.primal.table.sites or value.source is None:
-        return None
-    rows = [row for row in case.report.residuals if row.source == value.source]
-    readers = [reader.source for row in rows for reader in row.needed_by if reader.source]
-    part = case.under_checkpoint({value.source, *readers})
-    return None if part is None else (*part, "")
 
 
 # Of those with as much at stake the first is told first.
@@ -727,7 +619,6 @@ ANYWHERE: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     argument_given_back,
 )
 OF_GRADIENT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
-    steps_together,
     no_checkpoint,
     only_costs,
     cheap_to_recompute,

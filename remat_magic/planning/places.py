@@ -91,6 +91,16 @@ def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
     return Search(facts, memory, plans=False).run(_SEARCHED)
 
 
+def first_tried(facts: Facts, memory: DeviceMemory, most: int) -> list[Report]:
+    """What so many choices that promise most come to, or all that the last search tried."""
+    places = known(facts, memory)
+    if places is not None:
+        return [*places.reports.values()]
+    search = Search(facts, memory, plans=False)
+    deque(itertools.islice(search.run(most), most), maxlen=0)
+    return [report for alike in search.reports.values() for report in alike]
+
+
 def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
     """What the last search with peaks in such a memory has come to, None where there was none."""
     return facts.memo.get((__name__, memory))
