@@ -5,7 +5,7 @@ It holds no logic. A layer that only some questions need is imported when one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import devices
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from remat_magic.engine.signature import Leaf
     from remat_magic.measuring.job import Measuring
     from remat_magic.measuring.measure import How
-    from remat_magic.records.comparison import Comparison
-    from remat_magic.records.places import Places
+    from remat_magic.records.comparison import Comparison, Places
 
 Policy = str | Plan | FitChoice | Callable[..., Any]
 """A key (see :mod:`remat_magic.policies`), a plan, a choice of ``fit``, or a policy object of JAX's or your own."""
@@ -434,8 +433,8 @@ class Trace:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
                 ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
                 peaks as on its CPU.
-            measurements: what ``measure`` gave, shown beside the estimates. Where all policies were compiled for
-                ``device``, they are ranked by the memory that they need then. Default: none.
+            measurements: what ``measure`` gave, shown beside the estimates (``ComparisonRow.measurement``): of the
+                device rather than of others. Default: none.
             besides: policies to compare with those that ``choices`` offers. Default: none.
 
         Raises:
@@ -448,13 +447,7 @@ class Trace:
         choices = self.facts.choose_each([*chosen, *besides], at, namespace)
         return compare(self.facts, choices, device, measurements, merge=merge)
 
-    def places(
-        self,
-        *,
-        device: str | Device | None = None,
-        most: int = 40,
-        measurements: Iterable[Measurement] = (),
-    ) -> Places:
+    def places(self, *, device: str | Device | None = None, most: int = 40) -> Places:
         """Where a checkpoint should go, and with which policy: what each of many choices costs, the best first.
 
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
@@ -469,36 +462,13 @@ class Trace:
                 peaks as on its CPU.
             most: how many choices are tried at most, besides what has no checkpoint and what is as written;
                 ``Places.not_tried`` says what was left out. Default: 40.
-            measurements: what ``measure`` gave, shown beside the estimates. Once those are compiled for ``device`` that
-                could be on the front (``Places.to_compile`` are those that are not), the rows are ranked by the memory
-                that they need there. ``Places.with_measurements`` does the same without a search. Default: none.
 
         Raises:
             RematError: no such device, or ``most`` is no choice. A choice that fails is a row with its error.
         """
-        *_, places = self.placing(device=device, most=most, measurements=measurements)
-        return places
+        from remat_magic.planning.places import places
 
-    def placing(
-        self,
-        *,
-        device: str | Device | None = None,
-        most: int = 40,
-        measurements: Iterable[Measurement] = (),
-    ) -> Iterator[Places]:
-        """The same bit by bit: what ``places`` knows before each choice that it tries, and at the end.
-
-        Args:
-            device: as for ``places``.
-            most: as for ``places``.
-            measurements: as for ``places``.
-
-        Raises:
-            RematError: as ``places``.
-        """
-        from remat_magic.planning.places import placing
-
-        return placing(self.facts, device, most, measurements)
+        return places(self.facts, device, most)
 
     # --------------------------------------------------------------------------------------------------------- fitting
 

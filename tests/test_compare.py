@@ -1,8 +1,7 @@
 """Policies side by side: the reports' own numbers, the front by brute force, failures as rows."""
 
 import functools
-import html
-import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +125,6 @@ def test_a_device_that_is_not_known_is_refused_and_without_one_there_are_no_time
     unknown = trace.compare()
     assert unknown.device is None
     assert {row.times for row in unknown.rows} == {None}
-    assert unknown.pareto_by == "recomputed_flops"
     assert any(row.pareto for row in unknown.rows)
 
 
@@ -200,110 +198,23 @@ def test_the_best_is_the_fastest_within_the_limit(blocks):
         comparison.best("lots")
 
 
-# ------------------------------------------------------------------------------------------------------------ compiled
-
-
-POLICIES = ["none", "dots_saveable", "nothing_saveable"]
-
-
-def compiled(needed, device=DEVICE, available=1000, **others):
-    """What a device's compiler says that the policies need."""
-    return [
-        Measurement(
-            policy,
-            "sites",
-            device=device,
-            fits=size is not None and size <= available,
-            needed_bytes=size,
-            available_bytes=available,
-            error="" if size is not None else "XLA failed.",
-            **others,
-        )
-        for policy, size in zip(POLICIES, needed, strict=False)
-    ]
-
-
-def test_what_the_devices_compiler_says_ranks(blocks):
-    """No checkpoint adds nothing: where XLA needs least for it, no other is worth having, by whatever estimate."""
-    estimated = blocks.compare(POLICIES, "sites", DEVICE)
-    assert (estimated.ranked_by, {row.ranked_by for row in estimated.rows}) == ("estimate", {"estimate"})
-    front = [row.policy for row in estimated.rows if row.pareto]
-    assert len(front) > 1
-    assert front[0] == "none"
-
-    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
-    assert comparison.ranked_by == "compiled"
-    assert [row.policy for row in comparison.rows if row.pareto] == ["none"]
-    assert [row.ranked_bytes for row in comparison.rows] == [500, 600, 700]
-    assert comparison.best(650).policy == "none"
-    (otherwise,) = [note for note in comparison.notes if note.startswith("By the estimated peaks")]
-    assert otherwise == f"By the estimated peaks the front would be another: with {', '.join(front[1:])}."
-    shown = html.unescape(compare_view.comparison_html(comparison))
-    assert "needs (compiled)" in shown
-    assert ">500 B<" in shown
-    assert otherwise in shown
-
-
-def test_what_does_not_fit_is_not_on_the_front(blocks):
-    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 900, 800]))
-    assert not comparison.row("none").pareto
-    assert any(row.pareto for row in comparison.rows)
-    assert "1.50 kB, 500 B too much" in compare_view.comparison_html(comparison)
-
-    nothing = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 1900, 1800]))
-    assert not any(row.pareto for row in nothing.rows)
-    assert f"None fits {DEVICE}: none comes nearest with 1.50 kB." in nothing.notes
-    with pytest.raises(rm.RematError, match=rf"at most 2,000 bytes and fits {DEVICE}: none comes nearest with 1,500\."):
-        nothing.best(2000)
-    assert comparison.best(2000).policy == next(
-        row.policy for row in comparison.rows if row.pareto
-    )  # dear or not, it is in
-
-
-@pytest.mark.parametrize(
-    "measurements",
-    [
-        compiled([500, 600]),  # not all
-        compiled([500, 600, 700], device="TPU v5e"),  # for another device
-        compiled([500, 600, 700], effort="quick"),  # not as it would run
-        [measured(policy, "sites") for policy in POLICIES],  # on this machine
-    ],
-)
-def test_the_estimate_and_the_compiler_are_not_mixed(blocks, measurements):
-    comparison = blocks.compare(POLICIES, "sites", DEVICE, measurements)
-    assert comparison.ranked_by == "estimate"
-    assert [row.pareto for row in comparison.rows] == [row.pareto for row in blocks.compare(POLICIES, "sites", DEVICE)]
-    assert any("2 of 3 are compiled" in note for note in comparison.notes) == (len(measurements) == 2)
-
-
-# --------------------------------------------------------------------------------------------- measurements and exports
+# --------------------------------------------------------------------------------------------------------- measurements
 
 
 def test_measurements_stand_beside_the_estimates():
-    trace = traced("three_layers")
-    comparison = trace.compare(
-        device=DEVICE, measurements=[measured("none", "function"), measured("dots_saveable", "layer")]
-    )
-    (row,) = [row for row in comparison.rows if row.measured_seconds is not None]
+    """That of a policy that does the same too; of the device before others; what failed is said."""
+    trace, here = traced("three_layers"), measured("none", "function")
+    there = replace(here, device=DEVICE, needed_bytes=1500, available_bytes=1000, fits=False, run_seconds=None)
+    compare = functools.partial(trace.compare, device=DEVICE)
+    (row,) = [row for row in compare(measurements=[here, measured("dots_saveable", "layer")]) if row.measurement]
     assert "none" in (row.policy, *row.same_as)
-    assert row.measured_bytes == 1230
-    assert (row.measured_compile_seconds, row.measured_flops, row.measured_device) == (1.5, 7e9, "one GPU")
-    partly = trace.compare(["none"], device=DEVICE, measurements=[measured("none", "function", temp_bytes=None)])
-    assert partly.rows[0].measured_bytes is None
-    failed = trace.compare(["none"], device=DEVICE, measurements=[measured("none", "function", error="Out of memory.")])
-    assert failed.rows[0].error == "Out of memory."
-    assert failed.rows[0].peak_bytes is not None
-
-
-def test_a_comparison_is_exported_as_flat_rows(blocks):
-    comparison = blocks.compare(device=DEVICE)
-    flat = comparison.to_rows()
-    assert json.loads(json.dumps(flat)) == flat
-    assert [row["policy"] for row in flat] == [row.policy for row in comparison.rows]
-    assert len({tuple(row) for row in flat}) == 1  # the same columns in each
-    assert all(isinstance(value, (str, int, float, bool, type(None))) for row in flat for value in row.values())
-    assert flat[0]["estimated_total_seconds"] == comparison.rows[0].times.total
-    assert len(comparison) == len(flat)
+    assert row.measurement == here
+    for results in ([here, there], [there, here]):
+        comparison = compare(["none"], measurements=results)
+        assert comparison[0].measurement == there
+        assert "1.50 kB, 500 B too much" in compare_view.comparison_html(comparison)
+    failed = compare(["none"], measurements=[replace(here, error="Out of memory.")])
+    assert "Out of memory." in compare_view.comparison_html(failed)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes

@@ -584,13 +584,13 @@ def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topolog
     measured = trace.measure("none", device=device)
     assert (measured.error, measured.devices, measured.fits) == ("", 8, True)
     (row,) = trace.compare(["none"], device=device, measurements=[measured]).rows
-    assert (row.of_devices, row.needed_bytes) == ("of one of 8 devices", measured.needed_bytes)
+    needed = row.measurement.needed_bytes
+    assert (row.of_devices, needed) == ("of one of 8 devices", measured.needed_bytes)
     if device.startswith("TPU"):  # which has what so small a program makes on the way in VMEM: it is estimated too high
-        assert 0.9 * row.needed_bytes <= row.peak_bytes <= 2 * row.needed_bytes
+        assert 0.9 * needed <= row.peak_bytes <= 2 * needed
     else:
         sums = 4 * 4 * 256 * 1024 // 2  # the gradients are summed all together, into memory of their own
-        assert row.peak_bytes + sums == pytest.approx(row.needed_bytes, rel=0.1)
-    assert row.measured_communicated_bytes == measured.communicated_bytes
+        assert row.peak_bytes + sums == pytest.approx(needed, rel=0.1)
     assert sizes == [getattr(measured, f"{name}_bytes") for name in SIZES_BY_HAND]
     parts = 2 * 2 * 256 * 1024 // 2 + 384 // 4 * 256
     assert 4 * parts <= measured.argument_bytes < 4 * parts + 2000  # and what a TPU fills up
@@ -631,8 +631,7 @@ def test_a_tpu_has_the_memory_that_its_compiler_lends(device):
 
 
 @pytest.mark.parametrize("device", [H100, V5E])
-def test_policies_are_ranked_by_what_the_compiler_needs(device):
-    """Those are the bytes of each alone, and what they rank is the front by brute force."""
+def test_the_estimate_of_a_checkpoint_is_near_what_the_compiler_needs(device):
     compiler(device)
 
     def layers(ws, x):  # a scan, of which XLA compiles one step
@@ -640,14 +639,6 @@ def test_policies_are_ranked_by_what_the_compiler_needs(device):
         return jax.lax.scan(body, x, ws)[0].sum()
 
     trace = rm.trace(layers, f32(4, 256, 256), f32(2**15, 256))
-    policies = ["none", "everything_saveable", "dots_saveable", "nothing_saveable"]
-    compiled = [trace.measure(policy, device=device) for policy in policies]
-    found = trace.compare(policies, device=device, measurements=compiled)
-    for policy in ("dots_saveable", "nothing_saveable"):  # with a checkpoint the estimate is near
-        assert found.row(policy).peak_bytes == pytest.approx(found.row(policy).needed_bytes, rel=0.3)
-    assert found.ranked_by == "compiled"
-    points = [(row.needed_bytes, row.times.extra) for row in found.rows]
-    for row, alone, (needed, extra) in zip(found.rows, compiled, points, strict=True):
-        assert row.needed_bytes == alone.needed_bytes
-        beaten = any(a <= needed and b <= extra and (a, b) != (needed, extra) for a, b in points)
-        assert row.pareto != beaten
+    for policy in ("dots_saveable", "nothing_saveable"):
+        estimated, measured = trace.report(policy, device=device), trace.measure(policy, device=device)
+        assert estimated.peak_bytes == pytest.approx(measured.needed_bytes, rel=0.3)

@@ -207,7 +207,7 @@ def check_trace(trace: rm.Trace) -> None:
 OPERATIONS = {
     "trace": lambda _: rm.trace(loss, *SHAPES),
     "report": lambda trace: [trace.report(*key) for key in QUESTIONS],
-    "compare": lambda trace: trace.compare(["none", "dots_saveable"], "sites").to_dict(),
+    "compare": lambda trace: [*trace.compare(["none", "dots_saveable"], "sites")],
     "plan": lambda trace: trace.plan(0.8, "sites").to_dict(),
     "advice": lambda trace: trace.advice("save_only_these_names('h')", "sites"),
     "timeline": lambda trace: trace.timeline("dots_saveable", "function"),

@@ -155,7 +155,7 @@ def pages(attack: str):
     failing = dataclasses.replace(report, backward_error=attack)
     some = tuple(infected(row, attack) for row in rows())
     measured = tuple(
-        dataclasses.replace(row, measured_bytes=1, measured_temp_bytes=1, measured_seconds=1.0, measured_flops=1.0)
+        dataclasses.replace(row, measurement=Measurement(attack, attack, temp_bytes=1, flops=1, error=attack))
         for row in some
     )
     source = report.residuals[1].source

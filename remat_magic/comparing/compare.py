@@ -53,7 +53,16 @@ def compare(
         if report is not None
         for key in (row.policy, *row.same_as)
     }
-    return Comparison(facts.engine.primal.name, tuple(rows), chosen, of_rows).with_measurements(measurements)
+    # Of several of one choice the one for the device counts, and the full compilation before a quick one.
+    results = sorted(measurements, key=lambda it: (it.device == (chosen and chosen.name), it.effort == "full"))
+    measured = [replace(row, measurement=_last_of(row, results)) for row in rows]
+    return Comparison(facts.engine.primal.name, tuple(measured), chosen, of_rows)
+
+
+def _last_of(row: ComparisonRow, results: Iterable[Measurement]) -> Measurement | None:
+    """The last of what was measured of a row's policy, else of one that does the same."""
+    of_row = [it for it in results if it.at == row.at and it.policy in (row.policy, *row.same_as)]
+    return max(of_row, key=lambda it: (it.policy == row.policy, of_row.index(it)), default=None)
 
 
 def offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ from remat_magic.engine.halves import without_gc
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
+from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report
 
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
@@ -37,7 +37,6 @@ _LOWER = 0.99  # of the peak without a checkpoint: what is above that is hardly 
 # Of checkpoints in each other, each of which repeats all inside it once more. Under jax_remat3 the name stacks that JAX
 # writes then grow faster than any power of the depth: 550 names at 3, 10,000 at 4, 200,000 at 5, by hand too.
 DEEPEST = 3
-_FIRST = 3  # choices that are tried before this machine is measured, which times are estimated by
 _PLANNED = 2  # places that are planned for
 _SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
 FEW = 12  # of them that promise most, which may be enough
@@ -63,23 +62,21 @@ class _Candidate:
     late: bool = False
 
 
-def placing(
-    facts: Facts,
-    device: str | devices.Device | None = None,
-    most: int = 40,
-    measurements: Iterable[Measurement] = (),
-) -> Iterator[Places]:
-    """``Trace.placing``."""
+Known = Mapping[tuple[str, str], Report]
+"""What a search has come to: a report for each policy and place."""
+
+
+def places(facts: Facts, device: str | devices.Device | None = None, most: int = 40) -> Places:
+    """``Trace.places``."""
     if most < 1:
         raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
-    measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
-    search = Search(facts, memory_of(chosen), chosen, whole=True)
-    stages = search.run(most, default_device=device is None)
-    return (search.places(progress).with_measurements(measured) for progress in stages)
+    search = Search(facts, memory_of(chosen), chosen or devices.default(), whole=True)
+    deque(search.run(most), maxlen=0)
+    return search.places()
 
 
-def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Places:
+def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Known:
     """What the last search has come to, or a new one of some choices, which takes no estimate of times."""
     if known(facts, memory) is None:
         deque(searching(facts, memory), maxlen=0)
@@ -93,15 +90,15 @@ def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
 
 def first_tried(facts: Facts, memory: DeviceMemory, most: int) -> list[Report]:
     """What so many choices that promise most come to, or all that the last search tried."""
-    places = known(facts, memory)
-    if places is not None:
-        return [*places.reports.values()]
+    tried = known(facts, memory)
+    if tried is not None:
+        return [*tried.values()]
     search = Search(facts, memory, plans=False)
     deque(itertools.islice(search.run(most), most), maxlen=0)
-    return [report for alike in search.reports.values() for report in alike]
+    return search.tried
 
 
-def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Places | None:
+def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Known | None:
     """What the last search with peaks in such a memory has come to, None where there was none."""
     return facts.memo.get((__name__, memory))
 
@@ -141,7 +138,7 @@ class Search:
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
-    def run(self, most: int, *, default_device: bool = False) -> Iterator[Progress]:
+    def run(self, most: int) -> Iterator[Progress]:
         """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
         by_key, plans = dict[tuple[str, str], _Candidate](), self._plans
         for choice in self._choices():
@@ -152,8 +149,6 @@ class Search:
                 planned = self._between() if self._capacity is None else self._within(self._capacity)
                 left, plans = deque([*planned, *left]), False
                 continue
-            if default_device and done == _FIRST:
-                self._device = devices.default()
             choice = left[0]
             in_vain = self._in_vain(choice)
             if in_vain:
@@ -165,9 +160,8 @@ class Search:
             yield Progress(done, done + len(left), label_of(choice))
             self._attempt(left.popleft())
             done += 1
-        if default_device:
-            self._device = devices.default()
-        self._facts.memo[__name__, self._memory] = self.places(Progress(done, done))
+        by_choice = {(report.policy, report.at): report for report in self.tried}
+        self._facts.memo[__name__, self._memory] = by_choice
         yield Progress(done, done)
 
     # ------------------------------------------------------------------------------------------------- what to try
@@ -254,7 +248,7 @@ class Search:
 
     def _between(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
-        front = [row for row in self.places(Progress(0, 0)) if row.pareto and row.policy in (*POLICIES, "as_written")]
+        front = [row for row in self.places() if row.pareto and row.policy in (*POLICIES, "as_written")]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
             saved = sorted({report.saved_bytes for report in self._known(at)})
             budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
@@ -288,7 +282,7 @@ class Search:
         """
         cost, held = self._objective().of, operator.attrgetter(figure)
         costs = dict[str, float]()
-        for at in dict.fromkeys(report.at for reports in self.reports.values() for report in reports):
+        for at in dict.fromkeys(report.at for report in self.tried):
             known = sorted([*self._known(at), written], key=held)
             below = [report for report in known if held(report) <= capacity]
             if below and below != [written]:
@@ -303,15 +297,18 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------- what was tried
 
+    @property
+    def tried(self) -> list[Report]:
+        """The reports of all that was tried."""
+        return [report for alike in self.reports.values() for report in alike]
+
     def _known(self, at: str) -> list[Report]:
         """What JAX's policies, and the program as written, come to at a place."""
-        reports = (report for reports in self.reports.values() for report in reports)
-        return [it for it in reports if it.at == at and it.policy in (*POLICIES, "as_written") and it.peak_bytes]
+        return [it for it in self.tried if it.at == at and it.policy in (*POLICIES, "as_written") and it.peak_bytes]
 
     @property
     def _written(self) -> Report | None:
-        reports = (report for reports in self.reports.values() for report in reports)
-        return next((report for report in reports if report.policy == "as_written"), None)
+        return next((report for report in self.tried if report.policy == "as_written"), None)
 
     @property
     def _link(self) -> float | None:
@@ -334,8 +331,8 @@ class Search:
         else:
             objective = self._objective(offloads=choice.offloads)
             request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
-            held, reports = operator.attrgetter(figure), [it for alike in self.reports.values() for it in alike]
-            beat = min((objective.of(it) for it in reports if it.peak_bytes and held(it) <= limit), default=math.inf)
+            held = operator.attrgetter(figure)
+            beat = min((objective.of(it) for it in self.tried if it.peak_bytes and held(it) <= limit), default=math.inf)
             plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat)
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
@@ -379,7 +376,7 @@ class Search:
         """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
         if choice.after is None:
             return ""
-        by_choice = {(report.policy, report.at): report for reports in self.reports.values() for report in reports}
+        by_choice = {(report.policy, report.at): report for report in self.tried}
         tried = by_choice.get(choice.after)
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
@@ -404,7 +401,7 @@ class Search:
         """Sentences on what was left out."""
         return tuple(f"Not tried, since {why}: {', '.join(choices)}." for why, choices in self._left_out.items())
 
-    def places(self, progress: Progress) -> Places:
+    def places(self) -> Places:
         """What is known by now."""
         rows = [*map(self._row, self.reports.values()), *self.failed]
         plans = self._facts.engine.plans
@@ -412,9 +409,8 @@ class Search:
             self._facts.engine.primal.name,
             tuple(rows),
             self._device,
-            {(report.policy, report.at): report for reports in self.reports.values() for report in reports},
+            {(report.policy, report.at): report for report in self.tried},
             self.not_tried,
-            progress,
         )
         # Of plans only those that nothing beats.
         kept = tuple(row for row in places if row.pareto or row.policy not in plans)

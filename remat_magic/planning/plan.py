@@ -120,7 +120,7 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
     usual = facts.engine.default_at
     in_vain = best is None or _in_vain(facts, best, request.memory)
     search = searched(facts, request.memory) if in_vain else known(facts, request.memory)
-    reports = [] if search is None else [*search.reports.values()]
+    reports = [] if search is None else [*search.values()]
     fitting = [
         report
         for report in reports

@@ -12,7 +12,7 @@ from __future__ import annotations
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
 from remat_magic.records.choice import Choice, Parameter
-from remat_magic.records.comparison import Comparison
+from remat_magic.records.comparison import Comparison, Places
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.exhausted import Exhausted, ExhaustedBuffer
@@ -21,7 +21,6 @@ from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
 from remat_magic.records.note import Note, NoteKind
 from remat_magic.records.operation import Equation, Kernel, Unit, dearest
-from remat_magic.records.places import Places
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.program import TEXTLESS, Program, ProgramLine, RecomputationKind
 from remat_magic.records.report import Report

@@ -9,7 +9,7 @@ from remat_magic.views import format as fmt
 
 
 def figures(row: ComparisonRow) -> dict[str, Any]:
-    """A row of a comparison as text: what is saved, the work that is done twice, the peak that it is ranked by.
+    """A row of a comparison as text: what is saved, the work that is done twice, the estimated peak.
 
     ``keys`` are those of all the policies that do just this, ``front`` tells whether none is better in both peak and
     time.
@@ -27,13 +27,7 @@ def figures(row: ComparisonRow) -> dict[str, Any]:
 
 
 def _peak(row: ComparisonRow) -> str:
-    """What the row is ranked by: the estimated peak, or what the compiled program needs."""
-    if row.ranked_by == "compiled" and row.needed_bytes is not None:
-        return f"{fmt.nbytes(row.needed_bytes)} compiled"
-    if row.peak_bytes is None:
-        return "unknown"
-    peak = fmt.about(row.peak_bytes, row.peak_low, row.peak_high)
-    return f"{peak} estimated" if row.ranked_by == "compiled" else peak
+    return "unknown" if row.peak_bytes is None else fmt.about(row.peak_bytes, row.peak_low, row.peak_high)
 
 
 def _repeated(row: ComparisonRow) -> str:

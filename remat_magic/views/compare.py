@@ -24,6 +24,10 @@ def _seconds(number: float | None) -> str:
     return "" if number is None else fmt.seconds(number)
 
 
+def _flops(number: int | None) -> str:
+    return "" if number is None else fmt.flops(number)
+
+
 def _peak(row: ComparisonRow) -> str:
     return "" if row.peak_bytes is None else fmt.about(row.peak_bytes, row.peak_low, row.peak_high)
 
@@ -44,11 +48,12 @@ def _recomputed(row: ComparisonRow) -> str:
 
 def _needs(row: ComparisonRow) -> str:
     """What the compiled program needs, and whether that is too much."""
-    needed, available = row.needed_bytes, row.available_bytes
-    if needed is None or row.measured_fits is None:
+    measured = row.measurement
+    if measured is None or measured.needed_bytes is None:
         return ""
-    quickly = ", compiled quickly" if row.measured_effort == "quick" else ""
-    if row.measured_fits or available is None:
+    needed, available = measured.needed_bytes, measured.available_bytes
+    quickly = ", compiled quickly" if measured.effort == "quick" else ""
+    if measured.fits is not False or available is None:
         return f"{fmt.nbytes(needed)}{quickly}"
     return f"{fmt.nbytes(needed)}, {fmt.nbytes(needed - available)} too much{quickly}"
 
@@ -58,10 +63,10 @@ _COLUMNS: tuple[_Column, ...] = (
     ("step", lambda row: _time(row, row.times and row.times.total)),
     ("recomputing", lambda row: _time(row, row.times and row.times.recomputed)),
     ("needs (compiled)", _needs),
-    ("temporaries (measured)", lambda row: _bytes(row.measured_temp_bytes)),
-    ("run (measured)", lambda row: _seconds(row.measured_seconds)),
-    ("FLOPs (measured)", lambda row: "" if row.measured_flops is None else fmt.flops(round(row.measured_flops))),
-    ("communication (measured)", lambda row: _bytes(row.measured_communicated_bytes)),
+    ("temporaries (measured)", lambda row: _bytes(row.measurement and row.measurement.temp_bytes)),
+    ("run (measured)", lambda row: _seconds(row.measurement and row.measurement.run_seconds)),
+    ("FLOPs (measured)", lambda row: _flops(row.measurement and row.measurement.flops)),
+    ("communication (measured)", lambda row: _bytes(row.measurement and row.measurement.communicated_bytes)),
     ("saved", lambda row: _bytes(row.saved_bytes)),
     ("offloaded", lambda row: _bytes(row.offloaded_bytes or None)),
     ("recomputed", _recomputed),
@@ -75,20 +80,20 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[_Column]:
 
 
 def _sentences(row: ComparisonRow) -> list[str]:
-    return [*filter(None, [row.error]), *row.findings]
+    measured = row.measurement
+    return [*filter(None, [row.error, measured and measured.error]), *(measured.findings if measured else ())]
 
 
 def _about(comparison: Comparison) -> list[str]:
     """What the rows do not tell."""
     rows, device = comparison.rows, comparison.device
-    compiled = any(row.ranked_by == "compiled" for row in rows)
-    front = "◆: it fits, and no other that is compiled has" if compiled else "◆: no other policy has"
-    told = [f"{front} both less memory and less to add."] if any(row.pareto for row in rows) else []
+    told = ["◆: no other policy has both less memory and less to add."] if any(row.pareto for row in rows) else []
     if device is not None:
         told.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
     if of_devices := next((row.of_devices for row in rows if row.of_devices), ""):
         told.append(f"Figures are {of_devices}, but for what is measured, which is of one.")
-    simulated = max((row.simulated_devices for row in rows if row.measured_seconds is not None), default=0)
+    run = (row.measurement for row in rows if row.measurement and row.measurement.run_seconds is not None)
+    simulated = max((measured.devices for measured in run if measured.simulated), default=0)
     if simulated:
         told.append(f"run: the {simulated} devices are simulated, and take this machine's time for all of them.")
     return [*told, *comparison.notes, *(comparison.not_tried if isinstance(comparison, Places) else ())]
