@@ -105,8 +105,7 @@ WRITES_OVER_ANY = ELEMENTWISE | FEW_TERMS | CUMULATIVE
 WRITES_OVER_FIRST = SCATTERS | names("dynamic_update_slice")
 """These may write their result over their first operand."""
 
-CONVOLUTION = "conv_general_dilated"
-MATMULS = names(f"dot_general {CONVOLUTION}")
+MATMULS = names("dot_general conv_general_dilated")
 """What XLA neither splits nor runs twice of its own accord, and what saving is mostly about."""
 
 TRANSPARENT = names("reduce_precision optimization_barrier name device_put PrimalLeftTangentRight")
@@ -199,7 +198,7 @@ def is_matmul(eqn: Any) -> bool:
 
 def lanes_of_convolution(eqn: Any) -> tuple[tuple[Any, tuple[int, int]], ...]:
     """Of a convolution each operand and result with its dimensions for the batch and the channels; else nothing."""
-    if eqn.primitive.name != CONVOLUTION:
+    if eqn.primitive.name != "conv_general_dilated":
         return ()
     specs = eqn.params["dimension_numbers"]
     values = zip((*eqn.invars, *eqn.outvars), (specs.lhs_spec, specs.rhs_spec, specs.out_spec), strict=True)

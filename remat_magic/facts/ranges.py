@@ -1,10 +1,10 @@
 """How far what XLA needs may be from an estimated peak, by what was measured of other programs.
 
 What is given to a program and what it gives back has the size that it has. In doubt is the rest: each byte of it counts
-at least for a part and at most for a multiple of itself, by the device and by what makes it. What layers stack is sure
-to some ten per cent; what is stacked step by step, taken or put by index, sorted, or complex least of all. The figures
-are in ``measured_ranges.py``, which ``tests/benchmarks/estimates.py`` makes of what XLA's compilers said. What a TPU's
-compiler puts into VMEM takes no memory.
+at least for a part and at most for a multiple of itself, by the device and by what makes it. What layers stack is the
+surest; of what is stacked step by step, convolved, taken or put by index, sorted, or complex there may be copies. The
+figures are in ``measured_ranges.py``, which ``tests/benchmarks/estimates.py`` makes of what XLA's compilers said. What
+a TPU's compiler puts into VMEM takes no memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import CONVOLUTION, FUSIBLE, MATMULS, REDUCTIONS
+from remat_magic._jax.primitives import FUSIBLE, REDUCTIONS
 from remat_magic.facts.buffers import DeviceMemory, Held
 from remat_magic.facts.measured_ranges import RANGES
 
 ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
+_PLAIN = FUSIBLE | REDUCTIONS | {"dot_general"}
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
 
-What = Literal["products", "convolutions", "elements", "layers", "moved"]
+What = Literal["layers", "plain", "moved"]
 
 
 class Doubt(NamedTuple):
@@ -46,14 +47,11 @@ def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
 def _what(value: Held) -> What:
     eqn = value.eqn
     if eqn is None:
-        return "elements"
+        return "plain"
     if _jax.is_scan(eqn) and value.var in eqn.outvars[len(_jax.carried_operands(eqn)) :]:
         return "moved" if _jax.scan_length(eqn) >= _MANY else "layers"
-    name = _jax.primitive_name(eqn)
-    if name in MATMULS:
-        return "convolutions" if name == CONVOLUTION else "products"
-    others = name not in FUSIBLE and name not in REDUCTIONS and not _jax.bodies(eqn)
-    return "moved" if others or _jax.is_complex(value.aval) else "elements"
+    plain = _jax.primitive_name(eqn) in _PLAIN or _jax.bodies(eqn)
+    return "plain" if plain and not _jax.is_complex(value.aval) else "moved"
 
 
 def peak_range(peak: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Hold estimated peaks and their ranges against what XLA needs, compiled for devices that need not be here.
 
 ``python -m tests.benchmarks.estimates ["TPU v5e" "H100 SXM" ...]`` prints a row for each choice of each program of
-``programs.py`` and ``unseen.py``, and then a table; ``--write README.md`` puts that table between the marks in a text.
-``compiled.jsonl`` has what XLA needs of each choice. With the extras ``tpu`` and ``cuda``, ``--seconds 60`` compiles
-choices of programs that it does not have, each for so long at most, and adds them: hundreds take hours.
-
-``--ranges`` writes ``remat_magic/facts/measured_ranges.py`` anew, from the programs that are for tuning.
+``programs.py`` and ``unseen.py``, then a table, and the text of ``remat_magic/facts/measured_ranges.py``; ``--write
+README.md`` puts the table between the marks in a text, and writes that file. The ranges of a choice are those that the
+other programs alone would give. ``compiled.jsonl`` has what XLA needs of each choice. With the extras ``tpu`` and
+``cuda``, ``--seconds 60`` compiles choices of programs that it does not have, each for so long at most, and adds them:
+hundreds take hours.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ class Estimated(NamedTuple):
     program: str
     checkpointed: bool
     peak: int
-    low: int
-    high: int
+    low: float
+    high: float
     needed: int
-    doubt: Doubt
 
     @property
     def off(self) -> float:
@@ -72,9 +71,23 @@ class Estimated(NamedTuple):
         return self.peak / self.needed - 1
 
 
-def estimated(names: Iterable[str], device: str, seconds: float) -> list[Estimated]:
-    """Of the choices of some programs; printed on the way."""
-    found: list[Estimated] = []
+class Choice(NamedTuple):
+    """One that was compiled, with what is in doubt of it."""
+
+    program: str
+    checkpointed: bool
+    peak: int
+    needed: int
+    doubt: Doubt
+
+    def of_unsure(self, parts: Sequence[float]) -> float:
+        """What is in doubt, each kind times its part."""
+        return float(np.dot(parts, [self.doubt.unsure[kind] for kind in _KINDS]))
+
+
+def choices(names: Iterable[str], device: str, seconds: float) -> list[Choice]:
+    """Those of some programs; printed on the way."""
+    found: list[Choice] = []
     memory = memory_of(devices.get(device))
     for name in names:
         fun, args = PROGRAMS[name]()
@@ -83,10 +96,11 @@ def estimated(names: Iterable[str], device: str, seconds: float) -> list[Estimat
             variant = trace.facts.under(policy, at)
             report, schedule = variant.report(memory), variant.schedule(memory)
             doubted = doubt(schedule.held(schedule.highest()[1]), schedule.on)
-            sizes = (report.peak_bytes or 0, report.peak_low or 0, report.peak_high or 0, needed)
-            found.append(Estimated(name, bool(report.recomputed_flops), *sizes, doubted))
+            found.append(Choice(name, bool(report.recomputed_flops), report.peak_bytes or 0, needed, doubted))
             most = max(doubted.unsure, key=doubted.unsure.__getitem__, default="")
-            told = (f"{size / 1e9:.2f} |" for size in sizes)
+            told = (
+                f"{(size or 0) / 1e9:.2f} |" for size in (report.peak_bytes, report.peak_low, report.peak_high, needed)
+            )
             print(f"| {device} | {name} | {policy} | {at} |", *told, f"{most} |", flush=True)
     return found
 
@@ -99,7 +113,7 @@ def table(by_device: Mapping[str, Sequence[Estimated]]) -> str:
     head = "| compiled for | programs | | choices | off by, in the median | lowest | highest | in the range "
     lines = [f"{head}| its width, in the median | in nine of ten |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n"]
     for device, found in by_device.items():
-        for half, which in {"made on": TUNING, "held out": HELD_OUT}.items():
+        for half, which in {"of the rules": TUNING, "others": HELD_OUT}.items():
             for what, checkpointed in (("with a checkpoint", True), ("without", False)):
                 part = [each for each in found if each.checkpointed == checkpointed and each.program in which]
                 if part:
@@ -118,23 +132,26 @@ def _figures(part: Sequence[Estimated]) -> str:
 # ------------------------------------------------------------------------------------------------------------- ranges
 
 _KINDS: tuple[What, ...] = get_args(What)
-_TAIL = 0.025  # of the choices, on either side of their range before it is made wider
+_TAIL = 0.1  # of the choices, on either side of what their range is made of before it is made wider
 _LIKE = 0.003  # so much is a kind of its own worth: few choices of it are no reason
-_WITHIN = 0.95  # of the choices of a program that ranges were not made on
-
-_Parts = dict[str, tuple[list[float], list[float]]]  # of each device, at least and at most, by kind
+_OUT = 0.025  # of the choices, on either side of the ranges that are made without their program
 
 
-def _quantile(found: Sequence[Estimated], tail: float, vmem: int) -> list[float]:
+def _weights(found: Sequence[Choice]) -> np.ndarray:
+    """A program counts once, whatever its choices."""
+    each = Counter(choice.program for choice in found)
+    return np.array([1 / each[choice.program] / len(each) for choice in found])
+
+
+def _quantile(found: Sequence[Choice], tail: float, vmem: int) -> list[float]:
     """By how much to multiply what each kind holds, so that this part of the programs needs less.
 
-    Found by linear programming. The kinds are pulled towards one figure. A program counts once, whatever its choices.
+    Found by linear programming. The kinds are pulled towards one figure.
     """
-    choices = Counter(each.program for each in found)
-    weights = np.array([1 / choices[each.program] / len(choices) for each in found])
-    unsure = np.array([each.peak - each.doubt.sure for each in found])
-    shares = np.array([[each.doubt.unsure[kind] for kind in _KINDS] for each in found]) / unsure[:, None]
-    needed = np.array([each.needed - each.doubt.sure + vmem for each in found]) / unsure
+    weights = _weights(found)
+    unsure = np.array([choice.peak - choice.doubt.sure for choice in found])
+    shares = np.array([[choice.doubt.unsure[kind] for kind in _KINDS] for choice in found]) / unsure[:, None]
+    needed = np.array([choice.needed - choice.doubt.sure + vmem for choice in found]) / unsure
     kinds, rows = len(_KINDS), np.eye(len(found))
     costs = np.concatenate([[0], np.full(2 * kinds, _LIKE), tail * weights, (1 - tail) * weights])
     equal = np.hstack([shares.sum(1, keepdims=True), shares, -shares, rows, -rows])
@@ -143,44 +160,56 @@ def _quantile(found: Sequence[Estimated], tail: float, vmem: int) -> list[float]
     return [common + more - less for more, less in zip(parts[:kinds], parts[kinds:], strict=True)]
 
 
-def _parts(by_device: Mapping[str, Sequence[Estimated]], without: str = "") -> _Parts:
-    parts: _Parts = {}
-    for found in by_device.values():
-        others = [each for each in found if each.program in TUNING and each.program != without]
-        device = others[0].doubt.device
-        least = _quantile(others, _TAIL, ON_CHIP if device == "TPU" else 0)
-        most = _quantile(others, 1 - _TAIL, 0)
-        parts[device] = [min(1.0, part) for part in least], [max(1.0, part) for part in most]
-    return parts
+def _wider(off: Sequence[float], weights: Sequence[float]) -> float:
+    """By how much ends are to be wider, so that few of them are off by more."""
+    out = 0.0
+    for each, weight in sorted(zip(off, weights, strict=True), reverse=True):
+        out += weight
+        if out > _OUT:
+            return max(1.0, each)
+    return 1.0
 
 
-def _is_within(each: Estimated, parts: _Parts, margin: float) -> bool:
-    sure, (least, most) = each.doubt.sure, parts[each.doubt.device]
-    unsure = [each.doubt.unsure[kind] for kind in _KINDS]
-    vmem = ON_CHIP if each.doubt.device == "TPU" else 0
-    return bool(sure + np.dot(least, unsure) / margin - vmem <= each.needed <= sure + np.dot(most, unsure) * margin)
+def ranged(found: Sequence[Choice]) -> tuple[list[tuple[float, float]], list[Estimated]]:
+    """Of each kind on a device what it holds at least and at most, in parts of the estimate; and the choices.
 
-
-def ranges(by_device: Mapping[str, Sequence[Estimated]]) -> str:
-    """The text of ``measured_ranges.py``: of each kind what it holds at least and at most, in parts of the estimate.
-
-    They are so much wider than what holds the programs that they are made of, that if they are made without one, its
-    choices are in as often as they should be, on average.
+    Both ends are so much wider that of the ranges that are made without a program, its choices are in as often as they
+    should be. These ranges are the choices' own.
     """
-    left_out = {name: _parts(by_device, name) for name in TUNING}
-    found = [each for of_device in by_device.values() for each in of_device if each.program in TUNING]
-    margin, within = 1.0, 0.0
-    while within < _WITHIN:
-        margin += 0.01
-        of_program: dict[str, list[bool]] = {}
-        for each in found:
-            of_program.setdefault(each.program, []).append(_is_within(each, left_out[each.program], margin))
-        within = statistics.mean(map(statistics.mean, of_program.values()))
-    print(f"wider by {margin:.2f}: {within:.1%} are in the ranges that are made without them")
+    vmem = ON_CHIP if found[0].doubt.device == "TPU" else 0
+
+    def made(of: Sequence[Choice]) -> tuple[list[float], list[float]]:
+        least, most = _quantile(of, _TAIL, vmem), _quantile(of, 1 - _TAIL, 0)
+        return [min(1.0, part) for part in least], [max(1.0, part) for part in most]
+
+    left_out = {
+        name: made([each for each in found if each.program != name]) for name in {each.program for each in found}
+    }
+    ends = [tuple(map(each.of_unsure, left_out[each.program])) for each in found]
+    unsure = [each.needed - each.doubt.sure for each in found]
+    weights = _weights(found).tolist()
+    down = _wider([low / max(need + vmem, 1) for (low, _), need in zip(ends, unsure, strict=True)], weights)
+    up = _wider([need / high for (_, high), need in zip(ends, unsure, strict=True)], weights)
+    held = [
+        Estimated(
+            each.program,
+            each.checkpointed,
+            each.peak,
+            min(each.peak, each.doubt.sure + max(0, low / down - vmem)),
+            max(each.peak, each.doubt.sure + high * up),
+            each.needed,
+        )
+        for each, (low, high) in zip(found, ends, strict=True)
+    ]
+    return [(low / down, high * up) for low, high in zip(*made(found), strict=True)], held
+
+
+def text_of(parts: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """The text of ``measured_ranges.py``."""
     lines = [
-        f'    ("{device}", "{kind}"): ({low / margin:.2f}, {high * margin:.2f}),\n'
-        for device, parts in sorted(_parts(by_device).items())
-        for kind, low, high in zip(_KINDS, *parts, strict=True)
+        f'    ("{device}", "{kind}"): ({low:.2f}, {high:.2f}),\n'
+        for device, of_device in sorted(parts.items())
+        for kind, (low, high) in zip(_KINDS, of_device, strict=True)
     ]
     text = Path(measured_ranges.__file__).read_text(encoding="utf-8")
     return f"{text.partition('RANGES = {')[0]}RANGES = {{\n{''.join(lines)}}}\n"
@@ -192,13 +221,13 @@ if __name__ == "__main__":
     parser.add_argument("--programs", nargs="*", default=[*PROGRAMS])
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--write", type=Path)
-    parser.add_argument("--ranges", action="store_true")
     options = parser.parse_args()
-    by_device = {device: estimated(options.programs, device, options.seconds) for device in options.devices}
-    print(f"\n{table(by_device)}")
+    by_device = {device: choices(options.programs, device, options.seconds) for device in options.devices}
+    made = {device: ranged(found) for device, found in by_device.items()}
+    rows = table({device: held for device, (_, held) in made.items()})
+    text = text_of({by_device[device][0].doubt.device: parts for device, (parts, _) in made.items()})
+    print(f"\n{rows}\n{text}")
     if options.write:
         before, rest = options.write.read_text(encoding="utf-8").split(MARKS[0])
-        text = f"{before}{MARKS[0]}{table(by_device)}{MARKS[1]}{rest.split(MARKS[1])[1]}"
-        options.write.write_text(text, encoding="utf-8")
-    if options.ranges:
-        Path(measured_ranges.__file__).write_text(ranges(by_device), encoding="utf-8")
+        options.write.write_text(f"{before}{MARKS[0]}{rows}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+        Path(measured_ranges.__file__).write_text(text, encoding="utf-8")

