@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic.engine import primal
 from remat_magic.records import RematError
-from remat_magic.views.plan import plan_meaning, plan_sentences
+from remat_magic.views.plans import plan_meaning, plan_sentences
 from remat_magic.views.text import plain
 from remat_magic.widget import RematWidget
 from remat_magic.widget.panel import Request

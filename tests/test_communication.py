@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.views.attribution import line_rows
 from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
+from remat_magic.views.source import line_rows
 from remat_magic.views.text import plain
 from tests.eight_devices import eight
 

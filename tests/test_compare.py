@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import remat_magic as rm
 from remat_magic.records import Measurement
 from remat_magic.units import parse_bytes
-from remat_magic.views import compare as compare_view
+from remat_magic.views import choices as compare_view
 from tests.benchmarks.models import transformer
 from tests.cost_helpers import S
 from tests.programs import EACH_PROGRAM, PROGRAMS, f32

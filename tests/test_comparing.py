@@ -18,8 +18,8 @@ from remat_magic.records import (
     SourceSpan,
 )
 from remat_magic.views import choices
-from remat_magic.views.advice import advice_html
 from remat_magic.views.format import about
+from remat_magic.views.headline import advice_html
 from remat_magic.widget import first_screen
 from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.live_trace import LiveTrace

@@ -20,8 +20,8 @@ from remat_magic._jax.primitives import names
 from remat_magic.facts.cost import Cost, equation_cost, jaxpr_cost
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import dearest
-from remat_magic.views.attribution import line_rows
-from remat_magic.views.rows import recomputed_rows
+from remat_magic.views.source import line_rows
+from remat_magic.views.values import recomputed_rows
 from tests.cost_helpers import S, cost_of, flops_of, only
 
 N, M = 64, 48

@@ -13,8 +13,7 @@ from rich.console import Console
 import remat_magic as rm
 from remat_magic.records import Displayed, Listed
 from remat_magic.views import display
-from remat_magic.views.plan import plan_rows
-from remat_magic.views.what_if import alike_rows, flip_key, what_if_html
+from remat_magic.views.plans import alike_rows, flip_key, plan_rows, what_if_html
 from tests.programs import f32
 
 RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice"]

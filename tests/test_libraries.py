@@ -10,7 +10,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.user_files import is_library_file, is_user_file
-from remat_magic.views.listing import listing_html
+from remat_magic.views.source import listing_html
 from tests.test_views_listing import f32
 
 SHELF = """\

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
+from remat_magic.views.plan import plan_sentences
 
 import remat_magic as rm
 from remat_magic import _jax, units
@@ -23,7 +24,6 @@ from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.solver import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import format as fmt
-from remat_magic.views.plan import plan_sentences
 from tests.benchmarks import models
 from tests.plan_helpers import BUILT_IN, EACH_PLACE, INEXACT, MODELS, as_reckoned, traced, transformer
 from tests.programs import KINDS, PROGRAMS, f32

@@ -6,7 +6,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.records import SourceSpan
-from remat_magic.views.rows import residual_rows
+from remat_magic.views.values import residual_rows
 from tests.programs import f32
 
 

@@ -38,11 +38,9 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, display, jaxpr_text, plan
+from remat_magic.views import choices, display, headline, jaxpr_text, memory, plans
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
-from remat_magic.views import timeline as timeline_views
-from remat_magic.views import tried as tried_views
 from remat_magic.widget import RematWidget
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.panels import PANELS
@@ -167,18 +165,18 @@ def pages(attack: str):
     yield "jaxprs", jaxpr_text.jaxprs(report)
     for name, chunks in jaxpr_text.lazy_chunks(report).items():
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
-    yield "comparison", compare.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
-    yield "measured", compare.comparison_html(Places(attack, measured, Sheet(attack, attack), not_tried=(attack,)))
+    yield "comparison", choices.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
+    yield "measured", choices.comparison_html(Places(attack, measured, Sheet(attack, attack), not_tried=(attack,)))
     choice = FitChoice(attack, attack, attack, 9, 8, 10, None, extra_flops=0.1, donate=(attack,), unusable="")
     tried = tuple(dataclasses.replace(choice, **to) for to in ({}, {"needed_bytes": 19}, {"unusable": attack}))
-    yield "choices", tried_views.tried_html(tried, Fit(attack, attack, 12, choice, tried, (attack,)))
-    yield "policies", tried_views.tried_html(tried_views.of_rows(some))
+    yield "choices", choices.tried_html(tried, Fit(attack, attack, 12, choice, tried, (attack,)))
+    yield "policies", choices.tried_html(choices.of_rows(some))
     over_time = infected(timeline(), attack)
-    yield "timeline", timeline_views.timeline_html(over_time)
-    yield "live timeline", timeline_views.timeline_html(over_time, live=True)
-    yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
+    yield "timeline", memory.timeline_html(over_time)
+    yield "live timeline", memory.timeline_html(over_time, live=True)
+    yield "advice", headline.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
     value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
-    yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
+    yield "plan", plans.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
     yield "page", html_views.page_html(report, [report])
     own = {"title": attack, "remark": attack, "twin": attack}
     yield "kept", html_views.kept_html(report, [html_views.others_row(failing)], **own, most=10**7)
@@ -226,7 +224,7 @@ def test_terminals_get_no_escapes(name):
     console = Console(file=file, force_jupyter=False, force_terminal=True, color_system=None, width=200)
     console.print(text_views.render(report, title=attack))
     some = tuple(infected(row, attack) for row in rows())
-    console.print(compare.render(Places(attack, some, Sheet(attack, attack), not_tried=(attack,))))
+    console.print(display.renderable(Places(attack, some, Sheet(attack, attack), not_tried=(attack,))))
     for shown in (file.getvalue(), text_views.plain(report, title=attack)):
         assert printable(shown) == shown
         assert "evil.example" not in shown or attack.count("evil.example")

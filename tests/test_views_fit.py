@@ -10,7 +10,7 @@ from remat_magic.records import Edit, FileEdit, Fit, FitChoice, LiveValue, Momen
 from remat_magic.records.timeline import Life
 from remat_magic.units import nbytes
 from remat_magic.views import fit as views
-from remat_magic.views.peak_bar import peak_bar_html
+from remat_magic.views.memory import peak_bar_html
 from tests.programs import PROGRAMS
 from tests.views_records import DOT, EVIL, SIN, small
 

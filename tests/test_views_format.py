@@ -5,8 +5,8 @@ import pytest
 from remat_magic import units
 from remat_magic.records import Equation, SourceSpan
 from remat_magic.views import format as fmt
-from remat_magic.views.rows import recomputed_rows, residual_rows
-from remat_magic.views.totals import totals
+from remat_magic.views.headline import totals
+from remat_magic.views.values import recomputed_rows, residual_rows
 from tests.views_records import blocks, small
 
 

@@ -7,13 +7,12 @@ from html.parser import HTMLParser
 import pytest
 
 from remat_magic.records import Program, ProgramLine, Report
-from remat_magic.views.html import kept_html, others_row, report_html
+from remat_magic.views.headline import totals
+from remat_magic.views.html import kept_html, others_row, report_html, style
 from remat_magic.views.jaxpr_text import lazy_chunks
-from remat_magic.views.peak_bar import peak_bar_html
-from remat_magic.views.rows import recomputed_rows, residual_rows
-from remat_magic.views.style import style
+from remat_magic.views.memory import peak_bar_html
 from remat_magic.views.text import plain
-from remat_magic.views.totals import totals
+from remat_magic.views.values import recomputed_rows, residual_rows
 from remat_magic.widget.controls import ID
 from tests.views_records import blocks, fragments, small
 from tests.widget_frame import frame_of

@@ -8,9 +8,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.records import Equation, Residual, SourceSpan, SourceText
-from remat_magic.views.highlight import split_lines, words
-from remat_magic.views.linking import expression_key, line_key
-from remat_magic.views.listing import listing_html
+from remat_magic.views.format import expression_key, line_key
+from remat_magic.views.source import listing_html, split_lines, words
 from remat_magic.views.tables import KEYS
 from tests.programs import f32
 from tests.views_records import SIN, span

@@ -12,9 +12,9 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.records import Fit, FitChoice, Life, LiveValue
-from remat_magic.views.svg import ticks
-from remat_magic.views.timeline import COLUMNS, layers, timeline_html
-from remat_magic.views.tried import tried_html
+from remat_magic.views.choices import tried_html
+from remat_magic.views.format import ticks
+from remat_magic.views.memory import COLUMNS, layers, timeline_html
 from tests.plot_records import timeline
 from tests.programs import f32
 from tests.views_records import span

@@ -29,21 +29,31 @@ f = jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)
 Residuals (4)
 """
 
-NARROW = """\
-   Size  Type         What
-24.0 kB  f32[6,1000]  intermediate sin named 'a'
-                      or tanh In[3]:9
-                      In[3]:4 jnp.sin(W @ x)
-                      in scan x12 / block
-                      backward of sin; computing matmul again, and 1 more
-   20 B  f32[5]       intermediate cos
-                      In[3]:4 jnp.sin(W @ x)
-                      backward of sin
-    8 B  f32[2]       offloaded (pinned_host) dot_general named 'b'
-                      In[3]:4 W @ x
-                      nothing reads it
-   16 B  f32[4]       argument x
-                      computing matmul again, line 4
+TABLES = """\
+   Size  Value                           Made by
+24.0 kB  f32[6,1000]                     sin named 'a' in jnp.sin(W @ x),
+                                         In[3]:4, scan x12 / block
+                                         or tanh In[3]:9
+                                         backward of sin; computing matmul
+                                         again, and 1 more
+   20 B  f32[5]                          cos in jnp.sin(W @ x), In[3]:4
+                                         backward of sin
+    8 B  f32[2] offloaded (pinned_host)  dot_general named 'b' in W @ x,
+                                         In[3]:4
+                                         nothing reads it
+   16 B  f32[4] argument                 x
+                                         computing matmul again, line 4
+
+Recomputed (3)
+    Cost  Value   Made by
+80 FLOPs  f32[5]  dot_general in W @ x, In[3]:4
+                  R repeated, 2 runs
+ unknown  f32[5]  cos named 'c' in jnp.sin(W @ x), In[3]:4, while
+                  D deferred, an unknown number of runs
+
+Checkpoint sites (1)
+Site   Calls  As written        Source
+layer  x12    nothing_saveable  In[3]:4
 """
 
 PROGRAMS = """\
@@ -62,24 +72,12 @@ def test_the_text_begins_with_the_headline():
     assert plain(small(), 200).startswith(WIDE)
 
 
-def test_recomputed_operations_are_listed():
-    lines = plain(small(), 200).splitlines()
-    start = lines.index("Recomputed (3)")
-    assert [line.split() for line in lines[start + 1 : start + 5]] == [
-        ["Cost", "Runs", "What"],
-        ["80", "FLOPs", "2", "R", "repeated", "dot_general"],
-        ["f32[5]"],
-        ["In[3]:4", "W", "@", "x"],
-    ]
+def test_the_tables_are_those_of_a_page_with_the_last_columns_below():
+    assert TABLES in plain(small(), 78)
 
 
 def test_programs_keep_their_indentation_and_are_marked():
     assert plain(small(), 120).endswith(PROGRAMS)
-
-
-def test_sites_are_listed():
-    lines = plain(small(), 120).splitlines()
-    assert lines[lines.index("Checkpoint sites (1)") + 2].split() == ["layer", "x12", "nothing_saveable", "In[3]:4"]
 
 
 @pytest.mark.parametrize("width", [60, 61, 80, 100, 120, 200])
@@ -91,10 +89,6 @@ def test_no_line_is_longer_than_the_terminal(report, width):
     file = StringIO()
     Console(file=file, force_jupyter=False, width=width).print(render(report))
     assert max(map(len, file.getvalue().splitlines())) <= width
-
-
-def test_narrow_tables_are_stacked():
-    assert NARROW in plain(small(), 78)
 
 
 def test_a_big_program_is_cut_and_says_so():

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from remat_magic.views.timeline import timeline_html
+from remat_magic.views.memory import timeline_html
 from tests.plot_records import compiled, timeline, xla_memory
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,7 +16,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.facts import program_text
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
-from remat_magic.views.peak_bar import peak_bar_html
+from remat_magic.views.memory import peak_bar_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import widget as widget_module

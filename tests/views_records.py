@@ -4,8 +4,8 @@ import dataclasses
 
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
 from remat_magic.views.headline import line_html, notes_html, notes_of
-from remat_magic.views.listing import listing_html
-from remat_magic.views.report_tables import recomputed_html, residuals_html
+from remat_magic.views.source import listing_html
+from remat_magic.views.values import recomputed_html, residuals_html
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,24 +17,29 @@ from remat_magic.records import (
     Places,
     Plan,
     Report,
-    SourceSpan,
     Timeline,
     WhatIf,
 )
-from remat_magic.views import answer, compare
+from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.advice import advice_html, stake
+from remat_magic.views.choices import comparison_html, comparison_notes, comparison_table
 from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
-from remat_magic.views.exhausted import exhausted_html, exhausted_rows, exhausted_sentences
 from remat_magic.views.fit import fit_html
-from remat_magic.views.fit_text import Answer
 from remat_magic.views.format import escape
+from remat_magic.views.headline import advice_html, stake
 from remat_magic.views.html import page_html, report_html, static
-from remat_magic.views.plan import plan_html, plan_rows, plan_sentences
-from remat_magic.views.tables import TOP_ROWS, HeldRow
-from remat_magic.views.text import Text, grid, printed
-from remat_magic.views.timeline import held_rows, timeline_html
-from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
+from remat_magic.views.memory import exhausted_sentences, exhausted_table, held, timeline_html
+from remat_magic.views.plans import (
+    NO_NAMES,
+    left_out,
+    plan_html,
+    plan_sentences,
+    plan_table,
+    what_if_html,
+    what_if_table,
+)
+from remat_magic.views.tables import Text, printed, table_html, table_text
+from remat_magic.views.text import Answer
 from remat_magic.wording import one_line, printable
 
 __all__ = ["html", "line", "page_html", "renderable", "text"]
@@ -54,12 +58,14 @@ def html(record: Any) -> str:
             return static(timeline_html(record))
         case Fit():
             return static(fit_html(record))
+        case Exhausted() if record.buffers:
+            return static(table_html(exhausted_table(record)))
         case Exhausted():
-            return static(exhausted_html(record))
+            return static(f"<p>{escape(' '.join(exhausted_sentences(record)))}</p>")
         case FitChoice():
             return static(f'<pre style="font-family:monospace">{escape(text(record))}</pre>')
         case Comparison():
-            return static(compare.comparison_html(record))
+            return static(comparison_html(record))
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:
@@ -84,20 +90,22 @@ def renderable(record: Any) -> RenderableType:
         case FitChoice():
             return Group(Text(_choice(record)), Padding(Text(record.code), (0, 0, 0, 4)))
         case Plan():
-            return Group(*map(Text, plan_sentences(record)), _plan(record))
+            values = table_text(plan_table(record)) if record.names else Text(NO_NAMES)
+            return Group(*map(Text, plan_sentences(record)), values)
         case Edit():
             sentences = [*edit_sentences(record), *unnamed_sentences(record)]
             diff = Text(record.diff(), no_wrap=True, overflow="ignore")
             return Group(*map(Text, sentences), diff)
         case Timeline():
-            return Group(Text(line(record)), _table(("Size", "Kind", "What", "Source"), held_rows(record)[:TOP_ROWS]))
+            return Group(Text(line(record)), table_text(held(record)))
         case Exhausted():
-            sentences = map(Text, exhausted_sentences(record))
-            return Group(*sentences, *([_held(exhausted_rows(record))] if record.buffers else []))
+            tables = [table_text(exhausted_table(record))] if record.buffers else []
+            return Group(*map(Text, exhausted_sentences(record)), *tables)
         case Comparison():
-            return compare.render(record)
+            notes = (Text(sentence, style="dim") for sentence in comparison_notes(record))
+            return Group(table_text(comparison_table(record)), *notes)
         case [WhatIf(), *_]:
-            return _what_if(record)
+            return Group(table_text(what_if_table(record)), *map(Text, left_out(record)))
         case [Advice(), *_]:
             return Group(*map(_advice, record))
         case _:
@@ -143,47 +151,6 @@ def _choice(choice: FitChoice) -> str:
 
 
 _NOTHING = "There is nothing to show."
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    table = grid(*heads)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _held(rows: Sequence[HeldRow]) -> RenderableType:
-    cells = [(fmt.nbytes(row.nbytes), _typed(row), row.kind, row.what, fmt.location(row.source)) for row in rows]
-    return _table(("Size", "Type", "Kind", "What", "Source"), cells[:TOP_ROWS])
-
-
-def _typed(row: HeldRow) -> str:
-    return f"{row.type} x{row.count}" if row.count > 1 else row.type
-
-
-def _place(span: SourceSpan | None) -> str:
-    return f"{fmt.location(span)} {span.expression}" if span else ""
-
-
-def _plan(plan: Plan) -> RenderableType:
-    rows = [
-        (fmt.nbytes(row.nbytes), row.value.type, row.times, row.value.name or row.value.primitive,
-         _place(row.value.source))
-        for row in plan_rows(plan.names)
-    ]  # fmt: skip
-    return _table(("Size", "Type", "Times", "What", "Source"), rows) if rows else Text("No value needs a name.")
-
-
-def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
-    alike = alike_rows(rows)
-    cells = [
-        (row.change, row.value.name or row.value.primitive, row.value.type, alike_text(row, count),
-         fmt.signed(fmt.nbytes(row.saved_bytes), row.saved_bytes),
-         fmt.signed(fmt.flops(row.recomputed_flops), row.recomputed_flops), _place(row.value.source))
-        for row, count in ((rows[number], count) for number, count in alike[:ROWS])
-    ]  # fmt: skip
-    table = _table(("Instead", "What", "Type", "Times", "Saved", "Recomputed", "Source"), cells)
-    return Group(table, *map(Text, left_out(rows)))
 
 
 def _advice(finding: Advice) -> RenderableType:

@@ -11,9 +11,9 @@ from remat_magic.views import answer
 from remat_magic.views import format as fmt
 from remat_magic.views.edit import diffs_html, unnamed_sentences
 from remat_magic.views.format import escape
-from remat_magic.views.peak_bar import compiled_bar_html, peak_bar_html, role_of
-from remat_magic.views.tables import KEYS
-from remat_magic.views.totals import totals
+from remat_magic.views.headline import totals
+from remat_magic.views.memory import compiled_bar_html, peak_bar_html, role_of
+from remat_magic.views.tables import KEYS, Cell, Part, Row, Table, cell, size, table_html
 
 # So many lines of the source, and so many choices, are seen at first.
 TAKEN, CHANGES = 4, 4
@@ -130,29 +130,30 @@ def held_html(
 def takes_html(timeline: Timeline, report: Report, estimate: bool = False) -> str:
     """What takes the memory at the peak, by line of source; ``estimate`` where it is to be said that this is one."""
     lines = answer.taken(timeline, report)
-    if not lines:
-        return ""
-    most = lines[0].nbytes
-    rows = list[str]()
-    for line in lines[:TAKEN]:
-        rows.append(
-            f'<tr>{_size(line.nbytes)}<td class="remat-mini"><i class="remat-role remat-role-{role_of(line.kind)}" '
-            f'style="width:{100 * line.nbytes / most:.0f}%"></i></td>'
-            f'<td><div class="remat-clip" title="{escape(f"{line.source.expression} {line.where}")}">'
-            f"<code>{escape(line.source.expression)}</code> {_mute(line.where)}</div></td></tr>"
-        )
-    if rest := lines[TAKEN:]:
-        words = fmt.count(len(rest), "more line")
-        rows.append(
-            f'<tr class="remat-rest"><td class="remat-num">{fmt.nbytes(sum(line.nbytes for line in rest))}</td>'
-            f"<td></td><td>{words}</td></tr>"
-        )
     how = " <small>(by estimate)</small>" if estimate else ""
-    return f'<h4>What takes it{how}</h4><table class="remat-table remat-takes"><tbody>{"".join(rows)}</tbody></table>'
+    return f"<h4>What takes it{how}</h4>{table_html(taken_table(lines), heads=False)}" if lines else ""
 
 
-def _size(nbytes: int) -> str:
-    return f'<td class="remat-num" title="{fmt.exact(nbytes, "bytes")}"><b>{fmt.nbytes(nbytes)}</b></td>'
+def taken_table(lines: Sequence[answer.Taken]) -> Table:
+    """The lines of the source that hold most, and the others in one row."""
+    rows = list[Row]()
+    for line in lines[:TAKEN]:
+        expression, share = line.source.expression, 100 * line.nbytes / lines[0].nbytes
+        bar = f'<i class="remat-role remat-role-{role_of(line.kind)}" style="width:{share:.0f}%"></i>'
+        clipped = (
+            f'<div class="remat-clip" title="{escape(f"{expression} {line.where}")}"><code>{escape(expression)}</code> '
+            f"{_mute(line.where)}</div>"
+        )
+        held = _bold(fmt.nbytes(line.nbytes), fmt.exact(line.nbytes, "bytes"))
+        rows.append(Row((held, cell(Part("", html=bar)), cell(Part(f"{expression}  {line.where}", html=clipped)))))
+    if rest := lines[TAKEN:]:
+        held = size(sum(line.nbytes for line in rest))
+        rows.append(Row((held, cell(), cell(fmt.count(len(rest), "more line"))), kinds="remat-rest"))
+    return Table("What takes the memory", (("", "num"), ("", "mini"), ("", "made")), rows, "takes")
+
+
+def _bold(text: str, hover: str) -> Cell:
+    return cell(Part(text, html=f"<b>{text}</b>"), hover=hover)
 
 
 def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
@@ -169,8 +170,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
     head = answer.what_to_do(fit).rstrip(".") if fit.fits else "What to change"
     of = {"time": "percentages are of the step's time", "FLOPs": "percentages are of the step's FLOPs"}
     told = f" <small>({of[answer.cost_head(rows)]})</small>" if rows else ""
-    body = "".join(_change(row, live) for row in rows[:CHANGES])
-    table = f'<table class="remat-table remat-change"><tbody>{body}</tbody></table>' if rows else ""
+    table = table_html(changes_table(rows[:CHANGES], "", live), heads=False) if rows else ""
     nothing_fits = not rows or all(row.choice.fits is False for row in rows)
     said = answer.what_to_do(fit) if nothing_fits and not fit.fits and fit.progress.finished else ""
     said = f"{said.rstrip('.')}." if said else ""
@@ -186,24 +186,29 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
     return f"<h4>{head}{told}</h4>{table}<div>{below}</div>"
 
 
-def _change(row: answer.Offered, live: bool) -> str:
-    choice = row.choice
-    key, at, text = html.escape(choice.key), html.escape(choice.at), words_of(choice)
-    kind = {True: "remat-yes", False: "remat-no", None: "remat-mute"}[choice.fits]
-    buttons = ""
-    if live:
-        named = f'aria-label="{{}} {html.escape(choice.what)}"'
+def changes_table(rows: Sequence[answer.Offered], heading: str, live: bool = False) -> Table:
+    """What could be changed; where a script is at hand, with buttons."""
+    body = list[Row]()
+    for row in rows:
+        choice = row.choice
+        key, at, what = html.escape(choice.key), html.escape(choice.at), html.escape(choice.what)
+        fits = {True: "yes", False: "no", None: "mute"}[choice.fits]
         buttons = (
-            f'<td class="remat-buttons"><button type="button" data-policy="{key}" data-at="{at}" '
-            f'{named.format("Try")} {KEYS}>Try</button> <button type="button" data-diff="{key}" data-at="{at}" '
-            f'aria-expanded="false" {named.format("Diff of")} {KEYS}>Diff</button></td>'
+            f'<button type="button" data-policy="{key}" data-at="{at}" aria-label="Try {what}" {KEYS}>Try</button> '
+            f'<button type="button" data-diff="{key}" data-at="{at}" aria-expanded="false" '
+            f'aria-label="Diff of {what}" {KEYS}>Diff</button>'
         )
-    return (
-        f'<tr data-row="{key}" data-at="{at}">'
-        f"<td>{with_code(text)}</td>"
-        f'<td class="remat-num" title="{_exactly(choice)}"><b>{row.needed}</b></td>'
-        f'<td class="{kind}">{row.fits}</td><td class="remat-num">{row.cost}</td>{buttons}</tr>'
-    )
+        cells = (
+            cell(Part(choice.what, html=with_code(words_of(choice)))),
+            _bold(row.needed, _exactly(choice)),
+            cell(Part(row.fits, fits)),
+            cell(row.cost),
+            *([cell(Part("", html=buttons))] if live else []),
+        )
+        body.append(Row(cells, f' data-row="{key}" data-at="{at}"'))
+    cost = (f"Extra {answer.cost_head(rows)}", "num")
+    heads = [(heading, "policy"), ("Needed", "num"), ("", "fit"), cost, *([("", "buttons")] if live else [])]
+    return Table("What to change", heads, body, "change")
 
 
 def words_of(choice: FitChoice) -> str:

@@ -1,8 +1,10 @@
-"""How numbers and places are written, the same in every view."""
+"""How numbers and places are written, the same in every view, and what the script finds a place by."""
 
 from __future__ import annotations
 
 import html
+import math
+import zlib
 
 from remat_magic.records import SourceSpan
 from remat_magic.units import flops, nbytes, percent, seconds
@@ -14,13 +16,20 @@ __all__ = [
     "count",
     "escape",
     "exact",
+    "expression_key",
     "flops",
+    "line_key",
+    "linked",
     "location",
     "nbytes",
     "percent",
     "seconds",
     "signed",
+    "ticks",
+    "truncate",
 ]
+
+_STEPS = 5  # on an axis at most
 
 
 def escape(text: str) -> str:
@@ -64,3 +73,40 @@ def count(number: int, noun: str) -> str:
 def location(span: SourceSpan | None) -> str:
     """Where a span starts, as short as it is unambiguous: ``In[3]:6``, ``model.py:6``; "" for None."""
     return span.place if span is not None else ""
+
+
+def truncate(content: str, length: int) -> str:
+    """At most so many characters, the rest as an ellipsis."""
+    return content if len(content) <= length else f"{content[: length - 1]}…"
+
+
+def ticks(most: float) -> list[float]:
+    """Round numbers from 0 to the first at or beyond ``most``: steps of 1, 2, 2.5 or 5 times a power of ten."""
+    if not (most > 0 and math.isfinite(most)):
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most / _STEPS))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if most / (factor * power) <= _STEPS)
+    return [number * step for number in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def line_key(span: SourceSpan) -> str:
+    """Stands for a line: the same text in every view and under every policy. No markup can be in it."""
+    # A checksum, since file names are long and repeated on every line; two that are equal only mark too much.
+    file = zlib.crc32(f"{span.cell} {span.file}".encode("utf-8", "surrogatepass"))
+    return f"{file:x}.{span.line}"
+
+
+def expression_key(span: SourceSpan) -> str:
+    """Stands for an expression: its line's key, a point, and the rest of where it is."""
+    return f"{line_key(span)}.{span.column}.{span.end_line}.{span.end_column}"
+
+
+def linked(*spans: SourceSpan | None, library: SourceSpan | None = None) -> str:
+    """The attribute that the script finds an element by; nothing for what has no line of the user's or a library's.
+
+    The last key, that of a library's expression, begins with ``~``: many lines of the user's call the same one.
+    """
+    keys = dict.fromkeys(expression_key(span) for span in spans if span is not None)
+    if library is not None:
+        keys[f"~{expression_key(library)}"] = None
+    return f' data-e="{" ".join(keys)}"' if keys else ""

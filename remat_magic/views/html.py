@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from math import inf
+from pathlib import Path
 
 from remat_magic.records import TEXTLESS, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.fit import saves_html
 from remat_magic.views.format import escape
-from remat_magic.views.headline import head_html, line_html, notes_html, notes_of, title_html
+from remat_magic.views.headline import head_html, line_html, notes_html, notes_of, title_html, totals
 from remat_magic.views.jaxpr_text import jaxprs
-from remat_magic.views.listing import listing_html
-from remat_magic.views.peak_bar import peak_bar_html
-from remat_magic.views.report_tables import recomputed_html, residuals_html
-from remat_magic.views.style import style
-from remat_magic.views.svg import truncate
-from remat_magic.views.tables import code_html, table, td
-from remat_magic.views.totals import totals
+from remat_magic.views.memory import peak_bar_html
+from remat_magic.views.source import listing_html
+from remat_magic.views.tables import Part, Row, Table, cell, code_html, table_html
+from remat_magic.views.values import recomputed_html, residuals_html
 
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
 _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
@@ -63,7 +62,7 @@ def static(shown: str, twin: str = "") -> str:
 
 def kept_html(
     report: Report,
-    others: Sequence[str] = (),
+    others: Sequence[Row] = (),
     *,
     title: str = "",
     remark: str = "",
@@ -121,7 +120,7 @@ def _kept_head(report: Report, answer: str, step: str) -> str:
     """The same where there is not room for any policy, code and notes."""
     shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
     code = report.code if len(escape(report.code).encode()) <= _LONGEST else ""
-    short = replace(report, label=truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
+    short = replace(report, label=fmt.truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
     head = _head(short, answer, step)
     if code != report.code:
         head += '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
@@ -134,22 +133,22 @@ def _choice(report: Report) -> str:
     return f"<code>{escape(report.label)}</code>{at}"
 
 
-def others_row(report: Report) -> str:
+def others_row(report: Report) -> Row:
     """A choice and its figures: a row of the table of those that are not shown."""
     told = {total.key: total.value for total in totals(report)}
-    figures = "".join(td("num", told.get(key, "")) for key in _FIGURES)
-    return f"<tr>{td('policy', _choice(replace(report, label=truncate(report.label, _LABEL))))}{figures}</tr>"
+    name = cell(Part("", html=_choice(replace(report, label=fmt.truncate(report.label, _LABEL)))))
+    return Row((name, *(cell(told.get(key, "")) for key in _FIGURES)))
 
 
 _FIGURES = ("saved", "repeated", "deferred", "peak")
 
 
-def _others(rows: Sequence[str], most: int | None = None) -> str:
+def _others(rows: Sequence[Row], most: int | None = None) -> str:
     """Other choices by their figures."""
     if not rows:
         return ""
     heads = [("Policy", "policy"), *((figure.capitalize(), "num") for figure in _FIGURES)]
-    shown = table("Other choices", heads, rows[:most], ())
+    shown = table_html(Table("Other choices", heads, rows[:most], ""))
     more = _more(0 if most is None else max(0, len(rows) - most), "more choice")
     return f"<details open><summary>Other choices, {len(rows)}</summary>{shown}{more}</details>"
 
@@ -186,3 +185,24 @@ def _jaxprs(report: Report, most: float) -> str:
             "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
         )
     return f"<details><summary>Forward and backward jaxprs, {size}</summary>{body}</details>"
+
+
+# ----------------------------------------------------------------------------------------------------- the style sheets
+
+
+_STATIC = Path(__file__).parent / "static"
+
+_SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the cascade
+
+
+@cache
+def style(live: bool = False) -> str:
+    """The style sheet, without what only its authors read: every kept output repeats it.
+
+    Args:
+        live: with what only the widget needs.
+    """
+    names = (*_SHEETS, "widget.css", "calm.css", "choosing.css") if live else _SHEETS
+    text = "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
+    text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
+    return re.sub(r" ?([{};]) ?", r"\1", text).strip()

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views import format as fmt
-from remat_magic.views.format import escape
-from remat_magic.views.linking import linked
-from remat_magic.views.rows import VARIABLE
+from remat_magic.views.format import escape, linked
 from remat_magic.views.tables import KEYS
+from remat_magic.views.values import VARIABLE
 
 _CHUNK = 100
 # Hovers on unmarked lines double the size of a big jaxpr for little.

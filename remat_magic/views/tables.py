@@ -1,45 +1,132 @@
-"""The cells and tables that the views in HTML are made of."""
+"""Tables: what stands in them, said once, and how they are written as HTML and as text."""
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import rich.table
+import rich.text
+from rich.console import Console, OverflowMethod, RenderableType
 
 from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
-from remat_magic.views.format import count, escape, exact, location, nbytes
-from remat_magic.views.linking import linked
-from remat_magic.views.rows import Home, RecomputedRow, ResidualRow, made_by, near, place
+from remat_magic.views.format import count, escape, exact, nbytes, percent
+from remat_magic.wording import printable
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
 
+TOP_ROWS = 10  # of a table of what is held
 
 # The style sheet shows at least so many characters of an expression.
 _CUT_OFF = 20
 
-
-def code_html(text: str) -> str:
-    """Text as code; nothing for nothing."""
-    return f"<code>{escape(text)}</code>" if text else ""
+# With more columns than these, numbers too are broken where a terminal is narrow.
+_MOST_COLUMNS = 8
 
 
-def with_code(sentence: str) -> str:
-    """A sentence in which what stands between backticks looks like code."""
-    return _QUOTED.sub(r"<code>\1</code>", escape(sentence))
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a cell: its text, and what it is, which the style sheet has a class for.
+
+    Of the kinds, "code" is code, "what" an operation or the name of an argument, "name" a checkpoint name,
+    "expression" one of the user's, and "yes", "no" and "perhaps" whether something fits. ``html`` stands in a page in
+    place of the text.
+    """
+
+    text: str
+    kind: str = ""
+    hover: str = ""
+    html: str = ""
 
 
-_QUOTED = re.compile("`([^`]+)`")
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell: its parts, in which ``"\\n"`` ends a line; ``bar`` is the length of the bar beside, of 1 at most."""
+
+    parts: tuple[Part | str, ...]
+    hover: str = ""
+    bar: float | None = None
 
 
-def made_by_html(
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row; ``html`` are attributes that a script reads it by, ``kinds`` its classes besides."""
+
+    cells: tuple[Cell, ...]
+    html: str = ""
+    kinds: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: of each column the head and the kind.
+
+    The ``caption`` is for screen readers, or for everybody where it is ``told``. Of the ``kinds`` of the table,
+    "stacks" has the cells of each row stacked where there is little room. Columns of the kinds "num" and "share" are
+    numbers; the last ones, from one of the kind "made" on, stand below one another in a terminal.
+    """
+
+    caption: str
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[Row]
+    kinds: str = "stacks"
+    told: bool = False
+
+
+def cell(*parts: Part | str, hover: str = "", bar: float | None = None) -> Cell:
+    """A cell of its parts, without empty ones."""
+    return Cell(tuple(filter(None, parts)), hover, bar)
+
+
+def size(number: int, shown: str | None = None) -> Cell:
+    """A cell of bytes, with the exact number on hover."""
+    return cell(nbytes(number) if shown is None else shown, hover=exact(number, "bytes"))
+
+
+def share_bar(number: int, whole: int, most: int) -> Cell:
+    """A share of the whole, with a bar that is full for ``most``; empty for nothing."""
+    return cell(percent(number, whole), bar=number / most) if number and whole else cell()
+
+
+def typed(text: str, times: int | str = 1, hover: str = "", *more: Part | str) -> Cell:
+    """A type, and how many values are of it."""
+    shown = times if isinstance(times, str) else f"x{times:,}" if times > 1 else ""
+    named = (Part(text, "code"),) if text else ()
+    return cell(*named, *((" " * bool(text), Part(shown, "times", hover)) if shown else ()), *more)
+
+
+Home = tuple[str, int | None]
+"""The file, and the cell, whose lines are told by their numbers alone."""
+
+
+def near(span: SourceSpan | None, home: Home | None) -> str:
+    """Where a span starts: its line alone at home; empty for None."""
+    if span is None:
+        return ""
+    return f"line {span.line}" if (span.file, span.cell) == home else span.place
+
+
+def path_words(path: Iterable[str]) -> str:
+    """A path for reading, outermost first: ``scan x12 / block``."""
+    return " / ".join(path)
+
+
+def made_by(library: SourceSpan | None) -> str:
+    """The line of a library that makes a value: ``by flax/linen/linear.py:287``; nothing for none."""
+    return f"by {library.place}" if library is not None else ""
+
+
+def made(
     what: str,
     of: Residual | Equation | PlannedValue,
     name: str = "",
     also: Iterable[str] = (),
     home: Home | None = None,
-) -> str:
+) -> Cell:
     """What made a value and where: the operation, its checkpoint name, the user's expression, and the loops around.
 
     Args:
@@ -49,64 +136,38 @@ def made_by_html(
         also: what else can have made it.
         home: the file or cell whose lines are told by their numbers alone.
     """
-    named = f' <span class="remat-name-of">named {code_html(name)}</span>' if name else ""
-    made = f'<span class="remat-what">{code_html(what)}</span>{named}'
-    if of.source is not None:
-        hover = f' title="in {escape(of.source.function)}"' if of.source.function else ""
-        expression = expression_html(of.source.expression)
-        made += f"{f' in {expression}' if expression else ''}"
-        made += f', <span class="remat-place"{hover}>{escape(near(of.source, home))}</span>'
+    parts: list[Part | str] = [Part(what, "what")]
+    if name:
+        parts += [" ", Part(name, "name")]
+    parts += at_source(of.source, home)
     if of.library is not None:
-        hover = escape(f"{of.library.expression} in {of.library.function}")
-        made += f' <small class="remat-library" title="{hover}">{escape(made_by(of.library))}</small>'
+        hover = f"{of.library.expression} in {of.library.function}"
+        parts += [" ", Part(made_by(of.library), "library", hover)]
     if of.path:
-        made += f', <small class="remat-path">{escape(place(of.path))}</small>'
-    return made + "".join(f"<br><small>or {escape(other)}</small>" for other in also)
+        parts += [", ", Part(path_words(of.path), "path")]
+    for other in also:
+        parts += ["\n", Part(f"or {other}", "also")]
+    return cell(*parts)
 
 
-def expression_html(text: str) -> str:
-    """An expression, which the style sheet cuts off, and which is whole on hover."""
-    hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
-    return f'<code class="remat-expression"{hover}>{escape(text)}</code>' if text else ""
+def at_source(source: SourceSpan | None, home: Home | None = None) -> list[Part | str]:
+    """The expression and its line, to follow what it is."""
+    if source is None:
+        return []
+    expression = [" in ", Part(source.expression, "expression")] if source.expression else []
+    hover = f"in {source.function}" if source.function else ""
+    return [*expression, ", ", Part(near(source, home), "place", hover)]
 
 
-def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple[str, str]:
+def planned(value: PlannedValue, times: str, numbers: str) -> tuple[Cell, Cell]:
     """The type of a value, and what makes it: two cells.
 
     Args:
         value: one value, or the first of several.
-        times: how many of them there are, where that is not told by the value.
+        times: how many of them there are.
         numbers: which of them, for the hover.
     """
-    if times is None:
-        times = f"x{value.times:,}" if value.times > 1 else ""
-    hover = f' title="{escape(numbers)}"' if numbers else ""
-    times = f' <span class="remat-times"{hover}>{escape(times)}</span>' if times else ""
-    return (
-        td("type", f"{code_html(value.type)}{times}"),
-        td("made", made_by_html(value.primitive, value, value.name or "")),
-    )
-
-
-def table(
-    caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str], kinds: Iterable[str] = ("stacks",)
-) -> str:
-    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML.
-
-    Of the ``kinds``, "stacks" has the cells of each row stacked where there is little room.
-    """
-    cells = "".join(
-        f'<th scope="col" class="remat-{kind}"{_left(kind)}{_HOVERS.get(kind, "")}>{escape(head)}</th>'
-        for head, kind in heads
-    )
-    classes = " ".join(["remat-table", *(f"remat-{kind}" for kind in kinds)])
-    return (
-        f'<table class="{classes}"><caption class="remat-hidden">{escape(caption)}</caption>'
-        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-TOP_ROWS = 10  # of a table of what is held
+    return typed(value.type, times, numbers), made(value.primitive, value, value.name or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,49 +183,70 @@ class HeldRow:
     library: SourceSpan | None = None
 
 
-def held_table(caption: str, kind: str, rows: Sequence[HeldRow], top: int, noun: str) -> str:
-    """What is held at a peak, the biggest first.
+def held_table(caption: str, kind: str, rows: Sequence[HeldRow], noun: str) -> Table:
+    """What is held at a peak, the biggest first, of which the last row has the rest.
 
     Args:
         caption: stands above.
         kind: the head of the column of kinds.
         rows: all of it.
-        top: how many rows are shown; the others are one together.
         noun: what it is.
     """
-    body = list[str]()
-    for row in rows[:top]:
-        times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
-        what = code_html(row.what)
-        if row.source:
-            where = f'<span class="remat-place">{escape(row.source.place)}</span>'
-            what += f" in {expression_html(row.source.expression)}, {where}"
-        what += f" <small>{escape(location(row.library))}</small>" if row.library else ""
-        body.append(
-            f'<tr class="remat-row">{_size(row.nbytes)}'
-            f'<td class="remat-type"><code>{escape(row.type)}</code>{times}</td>'
-            f'<td class="remat-kind">{escape(row.kind)}</td>'
-            f'<td class="remat-made">{what}</td></tr>'
-        )
-    if rest := rows[top:]:
+    shown, rest = rows[:TOP_ROWS], rows[TOP_ROWS:]
+    body = list[Row]()
+    for row in shown:
+        library = [" ", Part(row.library.place, "library")] if row.library else []
+        what = cell(Part(row.what, "code"), *at_source(row.source), *library)
+        body.append(Row((size(row.nbytes), typed(row.type, row.count), cell(row.kind), what)))
+    if rest:
         number = count(sum(row.count for row in rest), f"more {noun}")
-        size = _size(sum(row.nbytes for row in rest))
-        body.append(f'<tr class="remat-row">{size}<td colspan="3">in {number}</td></tr>')
-    heads = "".join(
-        f'<th scope="col" class="remat-{column}">{head}</th>'
-        for head, column in (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
-    )
-    return (
-        f'<table class="remat-table remat-stacks"><caption style="text-align:left">{escape(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    )
+        body.append(Row((size(sum(row.nbytes for row in rest)), cell(), cell(), cell(f"in {number}"))))
+    heads = (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
+    return Table(caption, heads, body, told=True)
 
 
-def _size(number: int) -> str:
-    return f'<td class="remat-num" title="{exact(number, "bytes")}">{nbytes(number)}</td>'
+# ------------------------------------------------------------------------------------------------------------- as HTML
+
+
+def code_html(text: str) -> str:
+    """Text as code; nothing for nothing."""
+    return f"<code>{escape(text)}</code>" if text else ""
+
+
+def with_code(sentence: str) -> str:
+    """A sentence in which what stands between backticks looks like code."""
+    return _QUOTED.sub(r"<code>\1</code>", escape(sentence))
+
+
+_QUOTED = re.compile("`([^`]+)`")
+
+
+def expression_html(text: str) -> str:
+    """An expression, which the style sheet cuts off, and which is whole on hover."""
+    hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
+    return f'<code class="remat-expression"{hover}>{escape(text)}</code>' if text else ""
+
+
+def table_html(table: Table, heads: bool = True) -> str:
+    """A table as HTML, whose rows a script can find; without ``heads`` there are none, nor a caption."""
+    classes = " ".join(["remat-table", *(f"remat-{kind}" for kind in table.kinds.split())])
+    head = ""
+    if heads:
+        where = ' style="text-align:left"' if table.told else ' class="remat-hidden"'
+        cells = "".join(
+            f'<th scope="col" class="remat-{kind}"{_left(kind)}{_HOVERS.get(kind, "")}>{escape(text)}</th>'
+            for text, kind in table.columns
+        )
+        head = f"<caption{where}>{escape(table.caption)}</caption><thead><tr>{cells}</tr></thead>"
+    kinds = [kind for _, kind in table.columns]
+    rows = "".join(_row_html(row, kinds) for row in table.rows)
+    return f'<table class="{classes}">{head}<tbody>{rows}</tbody></table>'
 
 
 _HOVERS = {"share": ' title="of all that is of its kind"'}
+
+
+_SMALL = ("also", "kind", "library", "path", "whole")
 
 
 def _left(kind: str) -> str:
@@ -172,31 +254,121 @@ def _left(kind: str) -> str:
     return "" if kind in ("num", "share") else ' style="text-align:left"'
 
 
-def row_html(classes: str, row: ResidualRow | RecomputedRow, number: int | None, cells: Sequence[str]) -> str:
-    """A row of a table of values or operations, with what a script filters, adds up and compares it by.
+def _row_html(row: Row, kinds: Sequence[str]) -> str:
+    cells = "".join(_cell_html(one, kind) for one, kind in zip(row.cells, kinds, strict=True))
+    return f'<tr class="{" ".join(filter(None, ["remat-row", row.kinds]))}"{row.html}>{cells}</tr>'
 
-    ``data-k`` tells rows of two policies that are of the same values, ``data-n`` counts these, and ``data-value`` is
-    the bytes or FLOPs of all together, left out where unknown.
+
+def _cell_html(one: Cell, kind: str) -> str:
+    hover = f' title="{escape(one.hover)}"' if one.hover else ""
+    look = _left(kind) if one.bar is None else f' style="--s:{one.bar:.2g}"'
+    if kind == "share" and one.bar is None:
+        return "<td></td>"
+    return f'<td class="remat-{kind}"{look}{hover}>{"".join(map(_part_html, one.parts))}</td>'
+
+
+def _part_html(part: Part | str) -> str:
+    if isinstance(part, str):
+        return "<br>" if part == "\n" else escape(part)
+    if part.html:
+        return part.html
+    text = escape(part.text)
+    match part.kind:
+        case "":
+            return text
+        case "code":
+            return code_html(part.text)
+        case "expression":
+            return expression_html(part.text)
+        case "what":
+            return f'<span class="remat-what"><code>{text}</code></span>'
+        case "name":
+            return f'<span class="remat-name-of">named <code>{text}</code></span>'
+        case kind:
+            tag = "small" if kind in _SMALL else "span"
+            hover = f' title="{escape(part.hover)}"' if part.hover else ""
+            return f'<{tag} class="remat-{kind}"{hover}>{text}</{tag}>'
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+class Text(rich.text.Text):
+    """rich's text, which passes escape sequences on to the terminal, without them."""
+
+    def __init__(
+        self, text: str = "", style: str = "", *, overflow: OverflowMethod | None = None, no_wrap: bool | None = None
+    ) -> None:
+        super().__init__(printable(text), style, overflow=overflow, no_wrap=no_wrap)
+
+    def append(self, text: Any, style: Any = None) -> rich.text.Text:
+        """Add text."""
+        return super().append(printable(text) if isinstance(text, str) else text, style)
+
+
+def line(*parts: str | tuple[str, str], wrap: bool = False) -> Text:
+    """Text of parts, each with its style or without.
+
+    Args:
+        *parts: the parts.
+        wrap: whether it goes on in the next line where one is too short; else it is cut off there.
     """
-    first = row.first
-    what = (
-        (row.type, row.kind, row.label, row.also)
-        if isinstance(row, ResidualRow)
-        else (row.kind, row.primitive, row.outputs)
-    )
-    expression = first.source.expression if first.source else ""
-    where = (location(first.source), expression, made_by(first.library), place(first.path))
-    identity = zlib.crc32(repr((what, row.name, where)).encode("utf-8", "replace"))
-    origins = first.origins if isinstance(first, Residual) else ()
-    links = linked(*(origin.source for origin in (first, *origins)), library=first.library)
-    value = "" if number is None else f' data-value="{number}"'
-    return (
-        f'<tr class="remat-row {classes}" data-k="{identity:x}" data-n="{row.count}"{value}{links}>'
-        f"{''.join(cells)}</tr>"
-    )
+    text = Text() if wrap else Text(no_wrap=True, overflow="ellipsis")
+    for part in parts:
+        text.append(*((part,) if isinstance(part, str) else part))
+    return text
 
 
-def td(kind: str, content: str, title: str = "") -> str:
-    """A cell of a column of some kind; ``content`` is HTML, ``title`` text for the hover."""
-    hover = f' title="{escape(title)}"' if title else ""
-    return f'<td class="remat-{kind}"{_left(kind)}{hover}>{content}</td>'
+def printed(shown: RenderableType, width: int) -> str:
+    """What rich prints without colours, no line longer than ``width`` columns."""
+    file = StringIO()
+    # Inside Jupyter a rich console displays what it prints, whatever file it is given.
+    console = Console(file=file, force_jupyter=False, force_terminal=False, color_system=None, width=width)
+    console.print(shown)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def grid(*columns: str) -> rich.table.Table:
+    """A table of rich's without lines, with heads if there are any."""
+    table = rich.table.Table(
+        box=None, show_header=any(columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def table_text(table: Table, *, brief: bool = False, heads: bool = True) -> rich.table.Table:
+    """A table as text. What only a page can draw is left out.
+
+    Args:
+        table: what is shown.
+        brief: whether each row has one line, which is cut off.
+        heads: whether the columns have heads.
+    """
+    kinds = [kind for _, kind in table.columns]
+    below = kinds.index("made") + 1 if "made" in kinds else len(kinds)
+    shown = [number for number, kind in enumerate(kinds[:below]) if kind not in _DRAWN]
+    made = grid(*(table.columns[number][0] if heads else "" for number in shown))
+    for column, number in zip(made.columns, shown, strict=True):
+        if kinds[number] == "num":
+            column.justify, column.no_wrap = "right", len(kinds) < _MOST_COLUMNS
+    for row in table.rows:
+        *cells, last = (_cell_text(row.cells[number], brief) for number in shown)
+        more = () if brief else filter(None, (_cell_text(one) for one in row.cells[below:]))
+        made.add_row(*cells, Text("\n").join([last, *more]) if not brief else last)
+    return made
+
+
+_DRAWN = ("share", "life", "mini", "buttons")
+_STYLES = {"yes": "bold green", "no": "bold red", "perhaps": "bold", "also": "dim", "path": "dim", "library": "dim"}
+
+
+def _cell_text(one: Cell, brief: bool = False) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis") if brief else Text(overflow="fold")
+    for part in one.parts:
+        if isinstance(part, str):
+            text.append(" " if brief and part == "\n" else part)
+        else:
+            text.append(f"named {part.text!r}" if part.kind == "name" else part.text, _STYLES.get(part.kind))
+    return text

@@ -1,64 +1,32 @@
-"""A report as rich text, for terminals and for the plain half of an output."""
+"""Text, for terminals and the plain half of an output: a report as a whole, and the answer in 40 lines.
+
+The answer is whether it fits, what takes the memory and what to change; or what is saved.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from io import StringIO
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import rich.text
-from rich.console import Console, Group, OverflowMethod, RenderableType
-from rich.table import Table
+import rich.table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 
-from remat_magic.records import TEXTLESS, Equation, Program, Report, Residual
+from remat_magic.records import TEXTLESS, Fit, Program, Report
+from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.answer import notes, place_words
+from remat_magic.views.fit import changes_table, taken_table
+from remat_magic.views.headline import notes_of, totals
 from remat_magic.views.jaxpr_text import folded_lines
-from remat_magic.views.rows import (
-    ResidualRow,
-    made_by,
-    place,
-    recomputed_rows,
-    residual_rows,
-    residual_words,
-    unread,
-)
-from remat_magic.views.totals import totals, uncounted
-from remat_magic.wording import printable
+from remat_magic.views.memory import peak_parts
+from remat_magic.views.tables import Row, Table, Text, cell, grid, line, printed, table_text
+from remat_magic.views.values import recomputed_rows, recomputed_table, residual_rows, residual_table, residual_words
 
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
-_NUMBERS = ("Size", "Cost", "Runs", "Saved", "Recomputed", "Needed", "Extra time", "Extra FLOPs")
 
 _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
-
-
-class Text(rich.text.Text):
-    """rich's text, which passes escape sequences on to the terminal, without them."""
-
-    def __init__(
-        self, text: str = "", style: str = "", *, overflow: OverflowMethod | None = None, no_wrap: bool | None = None
-    ) -> None:
-        super().__init__(printable(text), style, overflow=overflow, no_wrap=no_wrap)
-
-    def append(self, text: Any, style: Any = None) -> rich.text.Text:
-        """Add text."""
-        return super().append(printable(text) if isinstance(text, str) else text, style)
-
-
-def line(*parts: str | tuple[str, str], wrap: bool = False) -> Text:
-    """Text of parts, each with its style or without.
-
-    Args:
-        *parts: the parts.
-        wrap: whether it goes on in the next line where one is too short; else it is cut off there.
-    """
-    text = Text() if wrap else Text(no_wrap=True, overflow="ellipsis")
-    for part in parts:
-        text.append(*((part,) if isinstance(part, str) else part))
-    return text
 
 
 def render(report: Report, title: str = "", folded: bool = False) -> Group:
@@ -77,34 +45,29 @@ def plain(report: Report, width: int = 100, title: str = "") -> str:
     return printed(render(report, title), width)
 
 
-def printed(shown: RenderableType, width: int) -> str:
-    """What rich prints without colours, no line longer than ``width`` columns."""
-    file = StringIO()
-    # Inside Jupyter a rich console displays what it prints, whatever file it is given.
-    console = Console(file=file, force_jupyter=False, force_terminal=False, color_system=None, width=width)
-    console.print(shown)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
-
-
 def _parts(report: Report, folded: bool) -> Iterator[RenderableType]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
-    yield line("policy ", (report.label, "bold"), place_words(report.at), wrap=True)
+    yield line("policy ", (report.label, "bold"), answer.place_words(report.at), wrap=True)
     yield Text()
     yield totals_table(report)
-    if sentences := [*notes(report), *uncounted(report)]:
-        table = grid()
+    if sentences := notes_of(report):
+        table = grid("", "")
         for sentence in sentences:
             table.add_row(Text("!", style="yellow"), Text(sentence))
         yield table
     if report.code:
         yield Text()
         yield Text(report.code, style="bold")
-    saved = _residuals(report) if report.residuals else Text("Nothing is saved for the backward pass.")
+    saved: RenderableType = Text("Nothing is saved for the backward pass.")
+    if report.residuals:
+        saved = table_text(residual_table(report, residual_rows(report)))
     yield from _section(f"Residuals ({len(report.residuals)})", saved)
     if report.complete and not report.backward_error:
-        again = _recomputed(report) if report.recomputed else Text("The backward pass recomputes nothing.")
+        again: RenderableType = Text("The backward pass recomputes nothing.")
+        if report.recomputed:
+            again = table_text(recomputed_table(recomputed_rows(report)))
         yield from _section(f"Recomputed ({len(report.recomputed)})", again)
     if report.sites:
         yield from _section(f"Checkpoint sites ({len(report.sites)})", _sites(report))
@@ -118,18 +81,9 @@ def _section(heading: str, *below: RenderableType) -> list[RenderableType]:
     return [Text(), Text(heading, style="bold underline"), *below]
 
 
-def grid(*columns: str) -> Table:
-    """A table without lines; numbers go to the right."""
-    table = Table(box=None, show_header=bool(columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    for column in columns:
-        right = column in _NUMBERS
-        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return table
-
-
-def totals_table(report: Report) -> Table:
+def totals_table(report: Report) -> rich.table.Table:
     """The headline's numbers, and whose they are."""
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = rich.table.Table.grid(padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -140,62 +94,17 @@ def totals_table(report: Report) -> Table:
     return table
 
 
-def _cell(*lines: str) -> Text:
-    return Text("\n".join(filter(None, lines)), overflow="fold")
+def _sites(report: Report) -> rich.table.Table:
+    rows = [
+        Row((cell(site.function), cell(f"x{site.times}"), cell(site.policy), cell(fmt.location(site.source))))
+        for site in report.sites
+    ]
+    heads = (("Site", ""), ("Calls", ""), ("As written", ""), ("Source", ""))
+    return table_text(Table("Checkpoint sites", heads, rows))
 
 
-def what_text(label: str, name: str) -> str:
-    """What made a value, with its checkpoint name."""
-    return f"{label} named {name!r}" if name else label
-
-
-def source_words(of: Residual | Equation) -> Sequence[str]:
-    """The line of the source, that of a library that it called, and the loops around; empty where there is none."""
-    source = f"{fmt.location(of.source)} {of.source.expression}".rstrip() if of.source else ""
-    return (source, made_by(of.library), f"in {place(of.path)}" if of.path else "")
-
-
-def _readers(row: ResidualRow, complete: bool) -> str:
-    readers = row.needed_by
-    if not readers:
-        return unread(row, complete)
-    other_readers = f", and {len(readers) - 2} more" if len(readers) > 2 else ""
-    return "; ".join(readers[:2]) + other_readers
-
-
-def _residuals(report: Report) -> Table:
-    table = grid("Size", "Type", "What")
-    for row in residual_rows(report):
-        size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
-        type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
-        what = what_text(row.label, row.name)
-        what = f"{row.kind} {what}" if what != row.kind else what
-        others = (f"or {other}" for other in row.also)
-        readers = _readers(row, report.complete)
-        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *source_words(row.first), readers))
-    return table
-
-
-def _recomputed(report: Report) -> Table:
-    table = grid("Cost", "Runs", "What")
-    for row in recomputed_rows(report):
-        runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
-        what = f"{row.kind[0].upper()} {row.kind} {what_text(row.primitive, row.name)}"
-        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *source_words(row.first)))
-    return table
-
-
-def _sites(report: Report) -> Table:
-    table = grid("Site", "Calls", "As written", "Source")
-    for site in report.sites:
-        table.add_row(
-            _cell(site.function), _cell(f"x{site.times}"), _cell(site.policy), _cell(fmt.location(site.source))
-        )
-    return table
-
-
-def _jaxpr(jaxpr: Program, folded: bool) -> Iterator[Text | Table]:
-    table = grid()
+def _jaxpr(jaxpr: Program, folded: bool) -> Iterator[Text | rich.table.Table]:
+    table = grid("", "")
     parts = folded_lines(jaxpr.lines) if folded else ((first,) for first in jaxpr.lines)
     shown = list(itertools.islice(parts, _JAXPR_LINES))
     for first, *inside in shown:
@@ -212,3 +121,180 @@ def _jaxpr(jaxpr: Program, folded: bool) -> Iterator[Text | Table]:
     hidden = len(jaxpr.lines) - sum(map(len, shown))
     if hidden > 0:
         yield Text(f"… {hidden:,} more lines; all of them are in report.forward.text and report.backward.text", "dim")
+
+
+# ------------------------------------------------------------------------------------------------ the answer in short
+
+MOST_LINES = 40
+_WHOLE_LINES = 80  # of what is shown whole
+_OFFERED, _NOTES, _REPEATED = 5, 3, 3
+_SMALLEST = 1000  # what takes less than one in so many of all that is saved is not listed
+_STYLES = {True: "bold green", False: "bold red", None: "bold"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a reader asks ``whether`` a report fits, and how to see ``more`` of it, or of the answer: a sentence each."""
+
+    whether: str
+    more: str
+    more_of_fit: str
+
+
+IN_CELL = Asking(
+    'Does it fit? Name a device: --device "TPU v5e".',
+    "More: --text=full prints every value and both jaxprs.",
+    "More: --text=full prints all of it, every value and both jaxprs.",
+)
+IN_PYTHON = Asking(
+    'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
+    'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',
+    "More: fit.tried has all choices; trace.edit(fit.best).diff() is the change to your source.",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What rich prints of whether a step fits, or of a report where no device was named.
+
+    A report is shown whole where that takes few lines.
+
+    Args:
+        record: what is shown.
+        title: a sentence to put before everything.
+        asking: how to ask for more.
+        remarks: sentences on where the verdict of a fit is from.
+        diff: what the plan that a fit offers first does to the user's source.
+    """
+
+    record: Fit | Report
+    title: str = ""
+    asking: Asking = IN_PYTHON
+    remarks: Sequence[str] = ()
+    diff: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As rich asks."""
+
+        def lines(*parts: RenderableType) -> int:
+            return sum(len(console.render_lines(part, options, pad=False)) for part in parts)
+
+        def code(text: str, most: int) -> list[RenderableType]:
+            wrapped = [*Text(text).wrap(console, options.max_width - 2, overflow="fold")]
+            most = len(wrapped) if len(wrapped) <= most else most - 1
+            return [*wrapped[:most], *_more(len(wrapped) - most, "more line")]
+
+        title = [Text(self.title)] if self.title else []
+        if isinstance(self.record, Fit):
+            above, fill, below = _fit(self.record, self.asking.more_of_fit, self.remarks, self.diff)
+        else:
+            report = self.record
+            if not is_large(report):
+                whole = Group(*title, render(report, folded=True), *_sentences([self.asking.whether]))
+                if lines(whole) <= _WHOLE_LINES:
+                    yield whole
+                    return
+            above, fill, below = _saved(report, [self.asking.whether, self.asking.more], code)
+        room = MOST_LINES - lines(*title, *above, *below)
+        yield Group(*title, *above, *fill(room, code), *below)
+
+
+def is_large(report: Report) -> bool:
+    """Whether it is plain without its text, which need not be laid out then, that it is not shown whole."""
+    return report.forward.equations + report.backward.equations > _WHOLE_LINES
+
+
+_Code = Callable[[str, int], list[RenderableType]]
+"""Code, and so many lines of it at most."""
+
+_Parts = tuple[list[RenderableType], Callable[[int, _Code], list[RenderableType]], list[RenderableType]]
+"""What stands above, what takes the lines that are left, and what stands below."""
+
+
+def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
+    name, more_of = answer.heading(fit)
+    verdict, rest = answer.verdict(fit.as_written, fit.capacity_bytes)
+    said = f"{answer.needed(fit.as_written)} {rest}{' (compiled)' * fit.compiled}".strip()
+    above: list[RenderableType] = [
+        line((name, "bold"), f": {more_of}" if more_of else "", f"  ({answer.memory(fit)})"),
+        line((verdict.upper(), _STYLES[fit.fits]), f"  {said}", wrap=True),
+    ]
+    if fit.report is not None and (parts := peak_parts(fit.report)):
+        peak = sum(nbytes for *_, nbytes in parts)
+        parts = [part for part in sorted(parts, key=lambda part: -part[-1]) if part[-1] > peak / 200]
+        words = ", ".join(f"{word} {fmt.nbytes(nbytes)}" for word, _, nbytes in parts)
+        of = f" of {fmt.nbytes(peak)}" if fit.compiled else ""
+        above.append(Text(f"At the estimated peak{of}: {words}"))
+    above += map(Text, remarks)
+    if fit.timeline is not None and (lines := answer.taken(fit.timeline, fit.report)):
+        above += _headed("Takes it", table_text(taken_table(lines), brief=True, heads=False))
+    offered, heading = answer.offered(fit), answer.what_to_do(fit)
+    if offered:
+        table = table_text(changes_table(offered[:_OFFERED], heading), brief=True)
+        above += [Text(), table, *_more(len(offered) - _OFFERED, "more choice")]
+    else:
+        above += _sentences([heading])
+    below = _sentences([answer.batch(fit), answer.unfinished(fit)])
+    below += [*_notes(answer.notes_of_fit(fit)), *_sentences([more])]
+
+    def fill(room: int, code: _Code) -> list[RenderableType]:
+        best = offered[0].choice if offered else None
+        text = "\n".join(filter(None, [_changed(diff), best.code])) if best else ""
+        if best is None or not text or room <= 4:
+            return []
+        caution = [Text(best.caution)] if best.caution else []
+        how = "the change to your source" if diff else "as code"
+        return _headed(f"{best.what}: {how}", *code(text, room - 2 - 2 * len(caution)), *caution)
+
+    return above, fill, below
+
+
+def _changed(diff: str) -> str:
+    """The lines that a diff takes away and adds."""
+    lines = (line for line in diff.splitlines() if not line.startswith(("---", "+++")))
+    return "\n".join(line for line in lines if line.startswith(("-", "+")))
+
+
+def _saved(report: Report, last: Sequence[str], code: _Code) -> _Parts:
+    """What is saved, the largest first, in the lines that all else leaves."""
+    above: list[RenderableType] = [line((report.signature or report.function, "bold"))]
+    if report.policy != "as_written":
+        above.append(line("policy ", (report.label, "bold"), answer.place_words(report.at)))
+    above += [Text(), totals_table(report)]
+    below = list[RenderableType]()
+    if again := [row for row in recomputed_rows(report) if row.first.repeated]:
+        shown = table_text(recomputed_table(again[:_REPEATED]), brief=True, heads=False)
+        below += _headed("Runs again in the backward pass", shown, *_more(len(again) - _REPEATED, "more line"))
+    if report.code:
+        below += _headed("As code", *code(report.code, 6))
+    below += [*_notes(answer.notes(report)), *_sentences(last)]
+
+    def fill(room: int, _: _Code) -> list[RenderableType]:
+        kept = [row for row in residual_rows(report) if row.kept and not row.first.dropped]
+        shown = [row for row in kept[: max(3, room - 3)] if row.nbytes * _SMALLEST >= report.saved_bytes]
+        rest = kept[len(shown) :]
+        size = f", {fmt.nbytes(sum(row.nbytes for row in rest))}"
+        more = _more(sum(row.count for row in rest), "more value", size)
+        table = table_text(residual_table(report, shown), brief=True, heads=False)
+        return _headed("Saved for the backward pass", table, *more) if shown else []
+
+    return above, fill, below
+
+
+def _headed(heading: str, *below: RenderableType) -> list[RenderableType]:
+    return [Text(), line((heading, "bold")), *(Padding(part, (0, 0, 0, 2)) for part in below)]
+
+
+def _more(number: int, noun: str, size: str = "") -> list[RenderableType]:
+    return [Text(f"and {fmt.count(number, noun)}{size}", "dim")] if number > 0 else []
+
+
+def _notes(notes: Sequence[str]) -> list[RenderableType]:
+    """A line of each note, as far as there is room."""
+    lines = [line(f"Note: {' '.join(note.split())}") for note in notes[:_NOTES]]
+    return [Text(), *lines, *_more(len(notes) - _NOTES, "more note")] if lines else []
+
+
+def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
+    shown = [Text(sentence) for sentence in sentences if sentence]
+    return [Text(), *shown] if shown else []

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 
 from remat_magic.records import Fit, RematError, Report
 from remat_magic.views.answer import offered
-from remat_magic.views.fit_text import IN_CELL, Answer, is_large
-from remat_magic.views.text import printed
+from remat_magic.views.tables import printed
+from remat_magic.views.text import IN_CELL, Answer, is_large
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.wording import printable
 

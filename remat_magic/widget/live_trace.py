@@ -11,7 +11,7 @@ from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, RematError, Report, Timeline
 from remat_magic.views.fit import compilers_remarks
-from remat_magic.views.peak_bar import held_by_xla
+from remat_magic.views.memory import held_by_xla
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments to run on."""

@@ -10,8 +10,8 @@ from IPython.core.getipython import get_ipython
 
 from remat_magic.api import Policy
 from remat_magic.records import Plan, RematError, Report
-from remat_magic.views import plan as plan_views
-from remat_magic.views.style import style
+from remat_magic.views import plans as plan_views
+from remat_magic.views.html import style
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.channel import Channel
 from remat_magic.widget.first_screen import FirstScreen

@@ -11,11 +11,11 @@ from typing import Any
 from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.records import Report
-from remat_magic.views import html, rows
+from remat_magic.views import html, values
 from remat_magic.views.fit import answer_html, saves_html
-from remat_magic.views.fit_text import IN_CELL, Answer
 from remat_magic.views.headline import line_html, notes_html
-from remat_magic.views.text import printed
+from remat_magic.views.tables import Row, printed
+from remat_magic.views.text import IN_CELL, Answer
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -63,7 +63,7 @@ class Rendered:
         self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
         self._reports: dict[_Key, Report] = {}  # of both halves
-        self._others: dict[tuple[str, str, str], str] = {}  # rows of the kept table, by device, and as those
+        self._others: dict[tuple[str, str, str], Row] = {}  # rows of the kept table, by device, and as those
 
     def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
         """A report's view, as the script takes it.
@@ -89,7 +89,7 @@ class Rendered:
                 "planned": planned,
                 "parts": glance(report),
                 "counts": {},
-                "names": rows.name_states(report),
+                "names": values.name_states(report),
             }
             for panel in self._panels:
                 panel.add(view, report)

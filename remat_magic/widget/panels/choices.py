@@ -8,9 +8,9 @@ from typing import Any
 
 from remat_magic.records import Fit, FitChoice, Plan, RematError, WhatIf
 from remat_magic.units import nbytes
+from remat_magic.views.choices import of_rows, tried_html
 from remat_magic.views.edit import edit_html
-from remat_magic.views.tried import of_rows, tried_html
-from remat_magic.views.what_if import flip_key, what_if_html
+from remat_magic.views.plans import flip_key, what_if_html
 from remat_magic.widget.panel import Panel, Request
 
 _GONE = "That row is of a list that is no longer here: unfold the list again, and choose from the new one"

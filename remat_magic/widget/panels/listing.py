@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remat_magic.records import Report
-from remat_magic.views.listing import listing_html
+from remat_magic.views.source import listing_html
 from remat_magic.widget.panel import Panel
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from remat_magic.records import Measurement
 from remat_magic.units import is_bytes
-from remat_magic.views.timeline import timeline_html
+from remat_magic.views.memory import timeline_html
 from remat_magic.widget.panel import Panel, Request
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat_magic.records import Advice, RematError, Report
-from remat_magic.views.advice import advice_html, cards
-from remat_magic.views.headline import notes_html, notes_of
+from remat_magic.views.headline import advice_html, cards, notes_html, notes_of
 from remat_magic.widget.panel import Panel, Request
 
 

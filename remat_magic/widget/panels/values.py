@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from remat_magic.records import Report
-from remat_magic.views.report_tables import recomputed_html, residuals_html
 from remat_magic.views.tables import KEYS
+from remat_magic.views.values import recomputed_html, residuals_html
 from remat_magic.widget.controls import ID, button, taught
 from remat_magic.widget.panel import Panel
 

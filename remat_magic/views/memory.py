@@ -1,4 +1,7 @@
-"""The picture of memory over time, stacked by the lines that hold it: SVG in HTML, which needs no script."""
+"""Memory: what is alive at the peak as a bar, memory over time as a picture, and what XLA says of both.
+
+The picture is stacked by the lines that hold it: SVG in HTML, which needs no script.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,161 @@ import html
 import itertools
 import json
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.records import LiveValue, Measurement, Moment, Phase, SourceSpan, Timeline
+from remat_magic.records import (
+    Exhausted,
+    ExhaustedBuffer,
+    LiveKind,
+    LiveValue,
+    Measurement,
+    Moment,
+    Phase,
+    Report,
+    SourceSpan,
+    Timeline,
+    XlaBuffer,
+    XlaMemory,
+)
 from remat_magic.views import format as fmt
-from remat_magic.views.format import escape
-from remat_magic.views.linking import line_key, linked
-from remat_magic.views.peak_bar import ROLES
-from remat_magic.views.rows import Home, home_of, near
-from remat_magic.views.svg import element, ticks
-from remat_magic.views.tables import KEYS, TOP_ROWS, expression_html, table, td
-from remat_magic.views.xla_memory import held_by_xla_html, xla_curve, xla_name, xla_words
+from remat_magic.views.format import escape, line_key, linked, ticks
+from remat_magic.views.tables import (
+    KEYS,
+    HeldRow,
+    Home,
+    Part,
+    Row,
+    Table,
+    cell,
+    expression_html,
+    held_table,
+    near,
+    size,
+    table_html,
+)
+from remat_magic.views.values import home_of
 from remat_magic.wording import printable
+
+# What is alive anyway comes first. By the kind of a value: how it is called, and by what it is coloured.
+ROLES = {
+    "parameter": ("parameters", "arguments"),
+    "argument": ("arguments", "arguments"),
+    "state": ("optimizer state", "state"),
+    "batch": ("batch", "batch"),
+    "constant": ("constants", "constants"),
+    "residual": ("saved for backward", "saved"),
+    "gradient": ("gradients", "gradients"),
+    "output": ("results", "returned"),
+    "temporary": ("temporaries", "temporaries"),
+}
+
+
+_LEAST = 1000  # what is less than one of so many is no part of the list
+
+
+def peak_parts(report: Report) -> list[tuple[str, str, int]]:
+    """What is alive at the peak: of each kind how it is called, by what it is coloured, and its bytes."""
+    sums = dict(report.peak_by_kind)
+    return [(*words, sums[kind]) for kind, words in ROLES.items() if sums.get(kind)]
+
+
+def role_of(kind: str) -> str:
+    """By what a kind of value is coloured."""
+    return ROLES[kind][1]
+
+
+def held_by_xla(memory: XlaMemory, timeline: Timeline) -> list[LiveValue]:
+    """What XLA's program holds at its peak, in the estimate's kinds; the estimate tells what its arguments are."""
+    arguments: dict[str, LiveKind] = {
+        life.value.argument: life.value.kind for life in timeline.lives if life.value.argument
+    }
+    here = [buffer for buffer in memory.alive if buffer.space == "device"]
+    kinds: list[LiveKind] = [
+        arguments.get(buffer.op_name, "argument") if buffer.role == "argument" else _XLA_KINDS[buffer.role]
+        for buffer in here
+    ]
+    return [
+        LiveValue(buffer.type, buffer.nbytes, kind, buffer.opcode, source=buffer.source)
+        for buffer, kind in zip(here, kinds, strict=True)
+    ]
+
+
+_XLA_KINDS: dict[str, LiveKind] = {
+    "output": "output",
+    "constant": "constant",
+    "saved": "residual",
+    "carried": "temporary",
+    "temporary": "temporary",
+}
+
+
+def peak_bar_html(report: Report, memory: tuple[str, int] | None = None, estimate: bool = False) -> str:
+    """The bar of a report's estimate; nothing where that is not known.
+
+    Args:
+        report: of which policy.
+        memory: what it is to fit: what that is called, and its bytes. The bar is as long as the longer of the two.
+        estimate: whether it is to be said that it is one, since a compiler's word stands above.
+    """
+    peak, parts = report.peak_bytes, peak_parts(report)
+    if not peak or not parts:
+        return ""
+    caption = f"Alive at the estimated peak of {fmt.about(peak, report.peak_low, report.peak_high)}"
+    lead = f"by estimate, {fmt.nbytes(peak)}:" if estimate else ""
+    return _bar(parts, peak, max(peak, report.peak_high or 0), memory, caption, lead)
+
+
+def compiled_bar_html(held: Sequence[LiveValue], needed: int, memory: tuple[str, int]) -> str:
+    """The bar of what XLA's program holds at its peak, and of what is allocated besides."""
+    sums = Counter[str]()
+    for value in held:
+        sums[value.kind] += value.nbytes
+    parts = [(*words, sums[kind]) for kind, words in ROLES.items() if sums[kind]]
+    if (idle := needed - sums.total()) > 0:
+        parts.append(("allocated and not in use then", "constants", idle))
+    return _bar(parts, needed, needed, memory, f"Held at the peak of the compiled program, {fmt.nbytes(needed)}")
+
+
+def _bar(
+    parts: Sequence[tuple[str, str, int]],
+    peak: int,
+    high: int,
+    memory: tuple[str, int] | None,
+    caption: str,
+    lead: str = "",
+) -> str:
+    """Parts that add up to ``peak``, and how much more it may be, over a list that says the same in words."""
+    scale = max(high, memory[1] if memory else 0)
+    bars = [_piece(role, nbytes / scale, f"{word} {fmt.nbytes(nbytes)}") for word, role, nbytes in parts]
+    if high > peak:
+        bars.append(_piece("doubt", (high - peak) / scale, f"it may be {fmt.nbytes(high)}"))
+    items = [f'<li class="remat-label">{lead}</li>'] if lead else []
+    items += [
+        f'<li title="{fmt.exact(nbytes, "bytes")}"><i class="remat-role remat-role-{role}"></i> {word} '
+        f"<b>{fmt.nbytes(nbytes)}</b></li>"
+        for word, role, nbytes in sorted(parts, key=lambda part: -part[2])
+        if _LEAST * nbytes >= peak
+    ]
+    if memory:
+        name, capacity = escape(memory[0]), fmt.nbytes(memory[1])
+        left = f"left:{100 * memory[1] / scale:.2f}%"
+        bars.append(f'<i class="remat-limit" style="{left}" title="{name} has {capacity}"></i>')
+        items.append(f'<li><i class="remat-limit-key"></i> {name} <b>{capacity}</b></li>')
+    return (
+        f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">{"".join(bars)}</div>'
+        f'<ul class="remat-roles" aria-label="{caption}">{"".join(items)}</ul></div>'
+    )
+
+
+def _piece(role: str, share: float, title: str) -> str:
+    return f'<i class="remat-role remat-role-{role}" style="width:{100 * share:.2f}%" title="{title}"></i>'
+
+
+# ----------------------------------------------------------------------------------------------------- memory over time
+
 
 COLUMNS = 400  # of the picture, each of which shows the highest of its moments
 _PART = 200  # what never comes to one of so many parts of the peak is among the others
@@ -173,7 +317,7 @@ def timeline_html(
         backward = next((axis.edges[start] for phase, start, _ in phases if phase == "backward"), None)
         picture += xla_curve(by_xla, backward, marks[-1], COLUMNS)
         key = f'<p class="remat-xla-key">{escape(xla_name(compiled))}</p>'
-        below = held_by_xla_html(compiled, by_xla, TOP_ROWS)
+        below = table_html(held_by_xla_table(compiled, by_xla))
     about = fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
     said = f"At the peak, {runs(timeline.moments[timeline.peak])}: {about} by estimate"
     told = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
@@ -183,7 +327,7 @@ def timeline_html(
         f'<div class="remat-time"{scripted}>{told}<div class="remat-plot"{keys if live else ""}>'
         f'{_upward(marks)}<div class="remat-area">'
         f"{_svg(timeline, picture, compiled)}{_limit(limit, marks[-1])}{_peak(timeline, axis)}</div>"
-        f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{_table(found, timeline, axis, live)}</div>{below}"
+        f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{table_html(held(timeline, live))}</div>{below}"
     )
 
 
@@ -281,16 +425,6 @@ def _peak(timeline: Timeline, axis: _Axis) -> str:
 # ---------------------------------------------------------------------------------------------------- what holds it
 
 
-def held_rows(timeline: Timeline) -> list[tuple[str, str, str, str]]:
-    """What holds the memory at the peak, the most first: the size, the role, the expression, and where it is."""
-    at_peak = [layer for layer in layers(timeline) if layer.held[timeline.peak]]
-    at_peak.sort(key=lambda layer: -layer.held[timeline.peak])
-    return [
-        (fmt.nbytes(layer.held[timeline.peak]), _role(layer), _what(layer), fmt.location(_source(layer)))
-        for layer in at_peak
-    ]
-
-
 def _role(layer: Layer) -> str:
     return ROLES[layer.kind][0] if layer.kind in ROLES else "of several kinds"
 
@@ -328,23 +462,28 @@ def _layer_words(layer: Layer, timeline: Timeline, axis: _Axis) -> str:
     return f"{what}: up to {fmt.nbytes(max(layer.held))}, {_life_words(layer, timeline, axis)}"
 
 
-def _table(found: Sequence[Layer], timeline: Timeline, axis: _Axis, live: bool) -> str:
-    """What holds the memory at the peak, and below what is gone or to come by then."""
-    rows, home = list[str](), home_of(life.value.source for life in timeline.lives)
-    for number, layer in sorted(enumerate(found), key=lambda pair: -pair[1].held[timeline.peak]):
-        size, (first, end) = layer.held[timeline.peak], layer.life
+def held(timeline: Timeline, live: bool = False) -> Table:
+    """What holds the memory at the peak, the most first, and below what is gone or to come by then."""
+    axis, home, rows = _axis(timeline), home_of(life.value.source for life in timeline.lives), list[Row]()
+    for number, layer in sorted(enumerate(layers(timeline)), key=lambda pair: -pair[1].held[timeline.peak]):
+        nbytes, (first, end) = layer.held[timeline.peak], layer.life
         left, width = 100 * axis.edges[first], 100 * (axis.edges[end] - axis.edges[first])
         strip = f'<i style="margin-left:{left:.1f}%;width:{width:.1f}%;background:{layer.colour}"></i>'
         swatch = f'<i class="remat-swatch" style="background:{layer.colour}"></i>'
-        rows.append(
-            f'<tr class="remat-row" data-layer="{number}"{linked(_source(layer))}>'
-            f"{td('num', fmt.nbytes(size) if size else '', fmt.exact(size, 'bytes'))}"
-            f"{td('num', fmt.percent(size, timeline.peak_bytes) if size else '')}"
-            f"{td('made', f'{swatch} {_line(layer, home, live)}')}{td('kind', _role(layer))}"
-            f"{td('life', strip, _life_words(layer, timeline, axis))}</tr>"
+        cells = (
+            size(nbytes, fmt.nbytes(nbytes) if nbytes else ""),
+            cell(fmt.percent(nbytes, timeline.peak_bytes) if nbytes else ""),
+            cell(Part(_line_words(layer), html=f"{swatch} {_line(layer, home, live)}")),
+            cell(_role(layer)),
+            cell(Part("", html=strip), hover=_life_words(layer, timeline, axis)),
         )
-    heads = (("Size", "num"), ("Share", "num"), ("Line", "made"), ("What it is", "kind"), ("When", "life"))
-    return table("What holds the memory", heads, rows, ("layers",))
+        rows.append(Row(cells, f' data-layer="{number}"{linked(_source(layer))}'))
+    heads = (("Size", "num"), ("Share", "num"), ("Line", "line"), ("What it is", "kind"), ("When", "life"))
+    return Table("What holds the memory", heads, rows, "layers")
+
+
+def _line_words(layer: Layer) -> str:
+    return ", ".join(filter(None, [_what(layer), fmt.location(_source(layer))])) or _role(layer)
 
 
 def _line(layer: Layer, home: Home | None, live: bool) -> str:
@@ -382,3 +521,166 @@ def _lookup(timeline: Timeline, found: Sequence[Layer], shown: Sequence[int], ax
         "atPeak": printable(said),
     }
     return f' data-time="{html.escape(json.dumps(told, separators=(",", ":")))}"'
+
+
+def element(name: str, content: str = "", /, **attributes: object) -> str:
+    """An element; ``content`` is markup already, attributes are escaped (``_`` in their names is ``-``).
+
+    What a script reads, ``data_*``, it reads as it is.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{(html.escape if key.startswith("data_") else escape)(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{given}>{content}</{name}>" if content else f"<{name}{given}/>"
+
+
+def _number(value: object) -> str:
+    return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+# -------------------------------------------------------------------------------------------------------- as XLA has it
+
+
+_POINTS = 720  # steps drawn at most; of several in one place the highest is
+_XLA_ROLES = {
+    "argument": "arguments",
+    "output": "results",
+    "constant": "constants",
+    "saved": "saved",
+    "carried": "carried by loops",
+    "temporary": "temporaries",
+}
+
+
+def xla_name(measured: Measurement) -> str:
+    """What the curve is called."""
+    return f"XLA for {measured.device}"
+
+
+def xla_curve(memory: XlaMemory, backward: float | None, most: float, width: int) -> str:
+    """The curve, in a picture that is 100 high.
+
+    Args:
+        memory: what XLA holds in each of its steps.
+        backward: the part of the picture before the backward pass, None where there is none.
+        most: the bytes at its upper end.
+        width: of the picture.
+    """
+    steps = len(memory.held)
+    split = memory.backward if backward is not None and memory.backward else None
+
+    def across(step: float) -> float:
+        """XLA's steps are stretched: its passes begin where the estimate's do."""
+        if split is None or backward is None:
+            return width * step / steps
+        if step < split:
+            return width * backward * step / split
+        return width * (backward + (1 - backward) * (step - split) / max(1, steps - split))
+
+    edges = {number * steps // _POINTS for number in range(_POINTS + 1)} | (
+        {split} if split is not None else set[int]()
+    )
+    stretches = [(first, last) for first, last in itertools.pairwise(sorted(edges))]
+    path = "".join(
+        f"{'L' if number else 'M'}{across(first):.1f},{(y := 100 - 100 * max(memory.held[first:last]) / most):.2f}"
+        f"L{across(last):.1f},{y:.2f}"
+        for number, (first, last) in enumerate(stretches)
+    )
+    return element("path", d=path, class_="remat-xla")
+
+
+def xla_words(measured: Measurement, memory: XlaMemory) -> str:
+    """One sentence: the peak, and what is allocated besides."""
+    rest = ""
+    if measured.needed_bytes is not None and measured.needed_bytes > memory.peak_bytes:
+        idle = fmt.nbytes(measured.needed_bytes - memory.peak_bytes)
+        rest = f"; with {idle} that is allocated and holds nothing then, the program needs "
+        rest += fmt.nbytes(measured.needed_bytes)
+    unknown = f" The sizes of {fmt.count(memory.unknown, 'buffer')} are not known." if memory.unknown else ""
+    quick = ", compiled quickly," if measured.effort == "quick" else ""
+    at_peak = f"Held at the peak of XLA's program for {measured.device}{quick} {fmt.nbytes(memory.peak_bytes)}"
+    return f"{at_peak}{rest}.{unknown}"
+
+
+def _xla_what(buffer: XlaBuffer) -> str:
+    """An argument's name, or the last part of JAX's path to the operation."""
+    if buffer.role == "argument":
+        return buffer.op_name or buffer.name
+    return buffer.op_name.rpartition("/")[2] or buffer.opcode
+
+
+def _sums(buffers: Sequence[XlaBuffer]) -> str:
+    sums = {role: sum(buffer.nbytes for buffer in buffers if buffer.role == role) for role in _XLA_ROLES}
+    most = sorted(sums.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_XLA_ROLES[role]} {fmt.nbytes(nbytes)}" for role, nbytes in most if nbytes)
+
+
+def held_by_xla_table(measured: Measurement, memory: XlaMemory) -> Table:
+    """What XLA's program holds at its peak, the biggest first; the rows add up to the peak."""
+    here = [buffer for buffer in memory.alive if buffer.space == "device"]
+    groups: dict[tuple[object, ...], list[XlaBuffer]] = {}
+    for buffer in here:
+        groups.setdefault((buffer.role, buffer.type, _xla_what(buffer), buffer.source, buffer.library), []).append(
+            buffer
+        )
+    alike = sorted(groups.values(), key=lambda group: -sum(buffer.nbytes for buffer in group))
+    rows = [
+        HeldRow(
+            len(group), sum(buffer.nbytes for buffer in group), first.type, _XLA_ROLES[first.role], _xla_what(first),
+            first.source, first.library,
+        )
+        for group in alike
+        for first in group[:1]
+    ]  # fmt: skip
+    elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
+    others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
+    caption = f"{xla_words(measured, memory)} By role: {_sums(here)}.{others}"
+    return held_table(caption, "Role", rows, "buffer")
+
+
+# ------------------------------------------------------------------------------------------------ where it is exhausted
+
+
+_PARTS = 4  # of what a program needs, those that are told
+
+
+def exhausted_sentences(record: Exhausted) -> list[str]:
+    """What could not be had, and what that means."""
+    where = {"host": " of the host", "device": ""}.get(record.memory, f" in {record.memory}")
+    wanted = ""
+    if record.wanted_bytes is not None:
+        wanted = f": {fmt.nbytes(record.wanted_bytes)} {'wanted' if record.when != 'running' else 'wanted at once'}"
+    if record.available_bytes is not None and record.wanted_bytes is not None:
+        over = record.wanted_bytes - record.available_bytes
+        wanted += f", {fmt.nbytes(record.available_bytes)} available"
+        wanted += f", {fmt.nbytes(over)} too much" if over > 0 else ", but not in one piece"
+    sentences = [f"Out of memory{where} while {record.when}{wanted}."]
+    largest = sorted(record.parts, key=lambda part: -part[1])[:_PARTS]
+    if largest:
+        sentences.append(f"XLA counts: {', '.join(f'{name} {fmt.nbytes(size)}' for name, size in largest if size)}.")
+    if record.memory == "vmem":
+        sentences.append("That is the fast memory of one kernel: smaller blocks in it help, and no checkpoint does.")
+    elif not record.buffers:
+        sentences.append("XLA lists no buffers here. %%remat on the code that ran shows what takes the memory.")
+    return sentences
+
+
+def exhausted_rows(record: Exhausted) -> list[HeldRow]:
+    """The buffers, those that are alike together."""
+    alike = defaultdict[tuple[object, ...], list[ExhaustedBuffer]](list)
+    for buffer in record.buffers:
+        alike[buffer.type, buffer.what, buffer.source, buffer.kind].append(buffer)
+    rows = [
+        HeldRow(len(group), sum(one.nbytes for one in group), first.type, first.kind, first.what, first.source)
+        for group in alike.values()
+        for first in group[:1]
+    ]
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
+def exhausted_table(record: Exhausted) -> Table:
+    """The largest buffers, under the sentences."""
+    caption = f"{' '.join(exhausted_sentences(record))} The largest buffers:"
+    return held_table(caption, "Kind", exhausted_rows(record), "buffer")

@@ -1,15 +1,37 @@
-"""The lines of the tables: what every view shows, before any of them says how it looks."""
+"""What is saved for the backward pass and what it computes again: the rows, and the tables of them."""
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from remat_magic.records import Equation, Origin, ProgramLine, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
+from remat_magic.views.format import escape, linked
+from remat_magic.views.tables import (
+    KEYS,
+    Home,
+    Part,
+    Row,
+    Table,
+    cell,
+    made,
+    made_by,
+    near,
+    path_words,
+    share_bar,
+    size,
+    table_html,
+    typed,
+    with_code,
+)
+
+# So many rows, the biggest, are seen at first: more is not read at a glance.
+_FIRST = 5
 
 # Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
 FOLD_ALIKE_ABOVE = 40
@@ -83,11 +105,6 @@ class RecomputedRow:
         return f"{least}{', '.join(filter(None, [work, communication]))}"
 
 
-def place(path: tuple[str, ...]) -> str:
-    """A path for reading, outermost first: ``scan x12 / block``."""
-    return " / ".join(path)
-
-
 def _alike(name: str | None) -> str | None:
     return name and re.sub(r"\d+", "#", name)
 
@@ -110,20 +127,11 @@ def _origin(origin: Origin) -> str:
     return " ".join(filter(None, [what, fmt.location(origin.source), made_by(origin.library)]))
 
 
-def made_by(library: SourceSpan | None) -> str:
-    """The line of a library that makes a value: ``by flax/linen/linear.py:287``; nothing for none."""
-    return f"by {library.place}" if library is not None else ""
-
-
 def _label(residual: Residual) -> str:
     """What made the value: the argument's name or the operation's."""
     if residual.kind == "argument":
         return residual.argument or "argument"
     return residual.primitive or residual.argument or residual.kind
-
-
-Home = tuple[str, int | None]
-"""The file, and the cell, whose lines are told by their numbers alone."""
 
 
 def home_of(spans: Iterable[SourceSpan | None]) -> Home | None:
@@ -135,13 +143,6 @@ def home_of(spans: Iterable[SourceSpan | None]) -> Home | None:
 def home_of_report(report: Report) -> Home | None:
     """Where most of what a report lists is made."""
     return home_of(one.source for one in (*report.residuals, *report.recomputed))
-
-
-def near(span: SourceSpan | None, home: Home | None) -> str:
-    """Where a span starts: its line alone at home."""
-    if span is not None and (span.file, span.cell) == home:
-        return f"line {span.line}"
-    return fmt.location(span)
 
 
 def _residual_row(residuals: list[Residual], home: Home | None) -> ResidualRow:
@@ -226,11 +227,6 @@ def axes(over: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(over))
 
 
-def unread(row: ResidualRow, complete: bool) -> str:
-    """What becomes of a residual that no operation reads; nothing where that is not known yet."""
-    return f"nothing reads it{': dropped when compiled' if row.first.dropped else ''}" if complete else ""
-
-
 def residual_words(line: ProgramLine) -> re.Pattern[str]:
     """Matches, as its one group, the residual variables of a line wherever they are variables."""
     names = "|".join(sorted((re.escape(name) for name, _ in line.residuals), key=len, reverse=True))
@@ -246,3 +242,156 @@ def name_states(report: Report) -> dict[str, str]:
     states = {"offloaded": "offload", "intermediate": "save"}
     other = "recompute" if report.recomputed else ""
     return {name: states.get(kinds.get(name, ""), other) for name in report.names}
+
+
+# ---------------------------------------------------------------------------------------------------------- the tables
+
+
+def residuals_html(report: Report, folded: bool = False, most: int | None = None) -> str:
+    """The residual table.
+
+    Args:
+        report: of which policy.
+        folded: for where no script is: but for the biggest rows all are folded, in tables of their own. Else all are
+            in one, and the script folds them.
+        most: how many rows are shown at most under each fold, the biggest; the others are counted. Default: all.
+    """
+    if not report.residuals:
+        return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
+    home, kept, alive = home_of_report(report), list[ResidualRow](), list[ResidualRow]()
+    for row in residual_rows(report):
+        (kept if row.kept else alive).append(row)
+    nothing_saved = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
+
+    def shown(rows: Sequence[ResidualRow]) -> str:
+        return table_html(residual_table(report, rows, kept, home))
+
+    if not folded:
+        return nothing_saved + shown([*kept, *alive])
+    folds = [
+        ("more value", kept[_FIRST:]),
+        ("argument", [row for row in alive if row.kind == "argument"]),
+        ("constant", [row for row in alive if row.kind != "argument"]),
+    ]
+    return (
+        nothing_saved
+        + (shown(kept[:_FIRST]) if kept else "")
+        + "".join(
+            f"<details><summary>{_counted(rows, noun)}</summary>{shown(rows[:most])}{_more(rows, most)}</details>"
+            for noun, rows in folds
+            if rows
+        )
+    )
+
+
+def _counted(rows: Sequence[ResidualRow], noun: str) -> str:
+    return f"{fmt.count(sum(row.count for row in rows), noun)}, {fmt.nbytes(sum(row.nbytes for row in rows))}"
+
+
+def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
+    more = rows[len(rows) if most is None else most :]
+    return f'<p class="remat-empty">{_counted(more, "more value")}; run the cell for all.</p>' if more else ""
+
+
+def residual_table(
+    report: Report, rows: Sequence[ResidualRow], longest: Sequence[ResidualRow] = (), home: Home | None = None
+) -> Table:
+    """Values that are saved, of which each bar is a share of all that is of its kind.
+
+    Args:
+        report: of which policy.
+        rows: those to show.
+        longest: those of what is kept that have a bar of full length among them. Default: the ``rows``.
+        home: the file or cell whose lines are told by their numbers alone.
+    """
+    sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
+    most = {
+        is_kept: max((row.nbytes for row in (*rows, *longest) if row.kept == is_kept), default=0)
+        for is_kept in (True, False)
+    }
+    body = list[Row]()
+    for row in rows:
+        # That an intermediate is none of the others is seen.
+        kind = [" ", Part(row.kind, "kind")] if row.kind != "intermediate" else []
+        whole_everywhere = [" ", Part(row.whole, "whole")] if row.whole else []
+        number, whole = 0 if row.first.dropped else row.nbytes, sums.get(row.first.kind, report.constant_bytes)
+        cells = (
+            size(row.nbytes),
+            share_bar(number, whole, most[row.kept]),
+            typed(row.type, row.count, "", *kind, *whole_everywhere),
+            made(row.label, row.first, row.name, row.also, home),
+            cell(_needed(row, report.complete)),
+        )
+        body.append(Row(cells, _identity(row, row.nbytes), f"remat-{row.first.kind}"))
+    return Table("Values saved for the backward pass", (*_HEADS, ("Needed for", "needed")), body, _SHARED)
+
+
+_HEADS = (("Size", "num"), ("Share", "share"), ("Value", "type"), ("Made by", "made"))
+_SHARED = "stacks shares"
+
+
+def _needed(row: ResidualRow, complete: bool) -> Part:
+    """Who reads a value: the first two, and how many more, which a page unfolds."""
+    readers = row.needed_by
+    if not readers:
+        nobody = f"nothing reads it{': dropped when compiled' if row.first.dropped else ''}"
+        return Part(nobody) if complete else Part("", html="…")
+    more = len(readers) - 2
+    shown = "".join(f'<div class="remat-reader">{with_code(reader)}</div>' for reader in readers[:2])
+    if more > 0:
+        items = "".join(f"<li>{with_code(reader)}</li>" for reader in readers[2:])
+        shown += f"<details><summary {KEYS}>and {more} more</summary><ul>{items}</ul></details>"
+    return Part("; ".join(readers[:2]) + (f", and {more} more" if more > 0 else ""), html=shown)
+
+
+def recomputed_html(report: Report) -> str:
+    """The recomputed operations."""
+    if not report.complete:
+        return '<p class="remat-empty">The backward half is being traced.</p>'
+    if report.backward_error:
+        return f'<p class="remat-empty">{escape(report.backward_error)}</p>'
+    if not report.recomputed:
+        return '<p class="remat-empty">The backward pass recomputes nothing.</p>'
+    return table_html(recomputed_table(recomputed_rows(report), home_of_report(report)))
+
+
+def recomputed_table(rows: Sequence[RecomputedRow], home: Home | None = None) -> Table:
+    """Operations that are recomputed, of which each bar is a share of all their FLOPs."""
+    costs, body = [row.flops or 0 for row in rows], list[Row]()
+    for row in rows:
+        runs = "an unknown number of runs" if row.runs is None else fmt.count(row.runs, "run")
+        letter = row.kind[0].upper()
+        cells = (
+            cell(row.cost, hover="" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
+            share_bar(row.flops or 0, sum(costs), max(costs)),
+            typed(", ".join(row.outputs)),
+            made(row.primitive, row.first, row.name, home=home),
+            cell(
+                Part(letter, html=f'<i class="remat-letter">{letter}</i>'),
+                f" {row.kind}, {runs}" if row.runs != 1 else f" {row.kind}",
+            ),
+        )
+        body.append(Row(cells, _identity(row, row.flops), f"remat-{row.kind}-row"))
+    heads = (("Cost", "num"), *_HEADS[1:], ("Kind", "needed"))
+    return Table("Operations that the backward pass recomputes", heads, body, _SHARED)
+
+
+def _identity(row: ResidualRow | RecomputedRow, number: int | None) -> str:
+    """What a script filters, adds up and compares a row by.
+
+    ``data-k`` tells rows of two policies that are of the same values, ``data-n`` counts these, and ``data-value`` is
+    the bytes or FLOPs of all together, left out where unknown.
+    """
+    first = row.first
+    what = (
+        (row.type, row.kind, row.label, row.also)
+        if isinstance(row, ResidualRow)
+        else (row.kind, row.primitive, row.outputs)
+    )
+    expression = first.source.expression if first.source else ""
+    where = (fmt.location(first.source), expression, made_by(first.library), path_words(first.path))
+    key = zlib.crc32(repr((what, row.name, where)).encode("utf-8", "replace"))
+    origins = first.origins if isinstance(first, Residual) else ()
+    links = linked(*(origin.source for origin in (first, *origins)), library=first.library)
+    value = "" if number is None else f' data-value="{number}"'
+    return f' data-k="{key:x}" data-n="{row.count}"{value}{links}'

@@ -1,0 +1,216 @@
+"""What a plan saves, and what could be done otherwise: single values saved or recomputed instead."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from remat_magic.records import Plan, PlannedValue, WhatIf
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
+from remat_magic.views.tables import KEYS, Part, Row, Table, cell, planned, size, table_html
+
+NO_NAMES = "A policy of JAX's own does it: no value needs a name."
+UNPASTED = "a plan is an edit of your source; widget.plan.save(path) keeps it too"
+
+
+def plan_meaning(plan: Plan) -> str:
+    """What a plan does, one line."""
+    peak = f"an estimated peak{_there(plan)}" if plan.of == "peak" else "saved bytes"
+    whose = f", {plan.of_devices}" if plan.of_devices else ""
+    return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}{whose}."
+
+
+def _there(plan: Plan) -> str:
+    """The device that a peak is as on, after the word."""
+    return f" on {plan.peak_device}" if plan.peak_device else ""
+
+
+def plan_sentences(plan: Plan) -> list[str]:
+    """What a plan saves and recomputes, and how good it is."""
+    again = fmt.flops(plan.recomputed_flops)
+    share = (
+        f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
+    )
+    # Of what is proven best the status says so.
+    least = f", no choice of names less than {fmt.flops(plan.bound)}" if plan.gap and plan.bound else ""
+    saves, budget = f"Saves {fmt.nbytes(plan.saved_bytes)}", fmt.nbytes(plan.budget_bytes)
+    if plan.of == "saved":
+        saves += f" of {budget}"
+    elif plan.peak_bytes is not None:
+        about = fmt.about(plan.peak_bytes, plan.peak_low, plan.peak_high)
+        peak = f"Peaks at {about} of {budget} by estimate{_there(plan)}"
+        saves = f"{peak}; saves {fmt.nbytes(plan.saved_bytes)}"
+    facts = [
+        f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
+        f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
+        f"recomputes {again}{share}{least}",
+        f"solved in {fmt.seconds(plan.solve_seconds)}",
+    ]
+    return [f"{'; '.join(filter(None, facts))}.", *filter(None, [plan.status])]
+
+
+def plan_html(plan: Plan) -> str:
+    """What a plan saves, how good it is, and what to do with it."""
+    facts, *status = plan_sentences(plan)
+    values = f'<p class="remat-empty">{NO_NAMES}</p>' if not plan.names else table_html(plan_table(plan))
+    status_html = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in status)
+    return f"<p>{escape(facts)}</p>{status_html}{values}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Values of a plan that one operation of one expression makes: ``value`` is the first, ``nbytes`` are of all.
+
+    ``times`` tells how many, and of how many that it makes; ``numbers`` which of these, in the order of the program.
+    """
+
+    value: PlannedValue
+    nbytes: int
+    times: str
+    numbers: str
+
+
+def plan_rows(values: Sequence[PlannedValue]) -> list[PlanRow]:
+    """The values of a plan by the operation and expression that make them, those of most bytes first."""
+    groups: dict[Hashable, list[PlannedValue]] = {}
+    for value in values:
+        groups.setdefault((value.origin, value.name, value.offloaded), []).append(value)
+    return sorted((_plan_row(group) for group in groups.values()), key=lambda row: -row.nbytes)
+
+
+def _plan_row(group: Sequence[PlannedValue]) -> PlanRow:
+    first = group[0]
+    times = sum(value.times for value in group)
+    shown_times, numbers = f"x{times:,}" if times > 1 else "", ""
+    if len(group) < first.alike:
+        shown_times = f"{len(group):,} of {first.alike:,}"
+        numbers = f"number {_ranges([value.number + 1 for value in group])} in the order of the program"
+    return PlanRow(first, sum(value.nbytes for value in group), shown_times, numbers)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in short: ``1-7, 9``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def plan_table(plan: Plan) -> Table:
+    """The values that a plan keeps."""
+    rows = [
+        Row((
+            size(row.nbytes),
+            cell("offload" if row.value.offloaded else "save"),
+            *planned(row.value, row.times, row.numbers),
+        ))
+        for row in plan_rows(plan.names)
+    ]  # fmt: skip
+    heads = (("Size", "num"), ("Kind", "kind"), ("Value", "type"), ("Made by", "made"))
+    return Table("Values that the plan keeps", heads, rows)
+
+
+# ------------------------------------------------------------------------------------------ single values the other way
+
+
+_EACH = "what is told is of each of these alone, and the button is for the first"
+
+# Beyond these the exchange is a bad one, and the list a burden.
+ROWS = 40
+_PART = 1000  # what changes less than one of so many is left out
+
+
+def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
+    """For each value what it would change to keep it, or to recompute it; each row's button does it, if ``live``."""
+    if not rows:
+        return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
+    sentences = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
+    device = f", times on {rows[0].device}" if rows[0].device else ""
+    against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
+    than = f", compared with {against}{device}"
+    introduction = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(than)}.</p>'
+    return introduction + table_html(what_if_table(rows, live=live)) + sentences
+
+
+def what_if_table(rows: Sequence[WhatIf], *, live: bool = False) -> Table:
+    """The same as a table, equal trades in one row."""
+    body = list[Row]()
+    for number, count in alike_rows(rows)[:ROWS]:
+        row = rows[number]
+        bytes_, flops = row.saved_bytes, row.recomputed_flops
+        key = html.escape(flip_key(row))
+        button = f'<button type="button" class="remat-link" data-flip="{key}" {KEYS}>{escape(row.change)}</button>'
+        cells = (
+            cell(Part(row.change, html=button if live else "")),
+            size(bytes_, fmt.signed(fmt.nbytes(bytes_), bytes_)),
+            cell(fmt.signed(fmt.flops(flops), flops), hover=fmt.exact(flops, "FLOPs")),
+            cell("" if row.seconds is None else fmt.signed(fmt.seconds(row.seconds), row.seconds)),
+            *planned(row.value, alike_text(row, count), _EACH if count > 1 else ""),
+        )
+        body.append(Row(cells))
+    heads = (("Instead", "kind"), ("Saved", "num"), ("Recomputed", "num"), ("Time", "num"), ("Value", "type"),
+             ("Made by", "made"))  # fmt: skip
+    return Table("Single values the other way", heads, body, "stacks flips")
+
+
+def flip_key(row: WhatIf) -> str:
+    """Names a row, whatever else is listed with it: which value goes which way, and against what."""
+    against = row.against if isinstance(row.against, str) else row.against.policy
+    return f"{row.change} {row.value.key} {row.plan.at} {against}"
+
+
+def left_out(rows: Sequence[WhatIf]) -> list[str]:
+    """Sentences on the rows that are not shown."""
+    not_shown = len(alike_rows(rows)) - ROWS
+    idle = sum(not _changes(row) for row in rows)
+    sentences = [f"and {not_shown:,} more."] if not_shown > 0 else []
+    sentences += [f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else []
+    little = sum(_small(rows))
+    return sentences + ([f"To flip {fmt.count(little, 'value')} changes less than a thousandth."] if little else [])
+
+
+def _changes(row: WhatIf) -> bool:
+    return bool(row.saved_bytes or row.recomputed_flops or row.seconds)
+
+
+def _small(rows: Sequence[WhatIf]) -> list[bool]:
+    """For each row whether it changes something, but less than a thousandth of what any plan of these comes to."""
+    most_bytes = max((abs(row.saved_bytes) for row in rows), default=0)
+    most_bytes = max([most_bytes, *(row.plan.saved_bytes for row in rows)])
+    most_flops = max((abs(row.recomputed_flops) for row in rows), default=0)
+    most_flops = max([most_flops, *(row.plan.recomputed_flops for row in rows)])
+    return [
+        _changes(row)
+        and _PART * abs(row.saved_bytes) < max(most_bytes, 1)
+        and _PART * abs(row.recomputed_flops) < max(most_flops, 1)
+        for row in rows
+    ]
+
+
+def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
+    """The rows that change something worth a line, equal trades as one.
+
+    The number of the first of these among all rows, and how many say so.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    small = _small(rows)
+    for number, row in enumerate(rows):
+        seconds = None if row.seconds is None else fmt.seconds(row.seconds)
+        shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds)
+        if _changes(row) and not small[number]:
+            # What one line makes step by step (a product, its bias, its shape) is one trade where it changes as much.
+            where = (row.value.source, row.value.library, row.value.path) if row.value.source else row.value.origin
+            groups.setdefault((shown_facts, where), []).append(number)
+    return [(numbers[0], len(numbers)) for numbers in groups.values()]
+
+
+def alike_text(row: WhatIf, count: int) -> str:
+    """How many values a row is of."""
+    times = f"x{row.value.times:,}" if row.value.times > 1 else ""
+    many = f"{count:,} alike" if count > 1 else ""
+    return f"{many}, {times} each" if many and times else many or times
