@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
-from remat_magic.views.plan import plan_sentences
+from remat_magic.views.plans import plan_sentences
 
 import remat_magic as rm
 from remat_magic import _jax, units
