@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.plan import load_plan
-    from remat_magic.widget.show import show
+    from remat_magic.widget.widget import show
 
 __version__ = "0.2.0"
 
@@ -59,7 +59,7 @@ _LAZY = {
     "Measuring": "remat_magic.measuring.job",
     "explain": "remat_magic.measuring.explain",
     "mesh": "remat_magic.meshes",
-    "show": "remat_magic.widget.show",
+    "show": "remat_magic.widget.widget",
 }
 _MODULES = ("policies", "devices")
 

@@ -14,7 +14,7 @@ from remat_magic.records import RematError
 from remat_magic.views.plans import plan_meaning, plan_sentences
 from remat_magic.views.text import plain
 from remat_magic.widget import RematWidget
-from remat_magic.widget.panel import Request
+from remat_magic.widget.panels import Request
 from tests.programs import f32
 from tests.test_widget import browser, messages, tell, workers_of  # noqa: F401 - a fixture
 

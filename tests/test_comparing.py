@@ -23,8 +23,7 @@ from remat_magic.views.headline import advice_html
 from remat_magic.widget import first_screen
 from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Request
-from remat_magic.widget.panels import PANELS
+from remat_magic.widget.panels import PANELS, Request
 from tests.plot_records import xla_memory
 from tests.pretend_compiler import SIZES
 from tests.widget_frame import Browser
@@ -87,7 +86,9 @@ def test_all_that_was_tried_is_told_as_it_grows_and_a_plan_for_a_budget_is_added
     assert "Looking for what fits" in browser.of("tried")["html"]
     *_, fit = live.trace.fitting(live.device)
     live.show_fit(fit)
-    told = browser.wait(lambda message: message["type"] == "tried" and message.get("count"))
+    browser.messages.clear()
+    ask(comparing, "tried", device=live.device)
+    told = browser.of("tried")
     assert told["count"] == len(fit.tried) == told["html"].count('<tr class="remat-row"')
     sizes = sorted({choice.needed_bytes for choice in fit.tried if choice.needed_bytes and not choice.unusable})
     least, most = (int(re.search(rf'data-{end}="(-?\d+)"', told["html"])[1]) for end in ("least", "most"))
@@ -97,7 +98,8 @@ def test_all_that_was_tried_is_told_as_it_grows_and_a_plan_for_a_budget_is_added
     said = browser.of("plan")
     assert said["said"].startswith(f"A plan for {units.nbytes(sizes[-1])}: ")
     plan = live.trace.plan(peak=sizes[-1], device=live.like)
-    again = browser.wait(lambda message: message["type"] == "tried")
+    ask(comparing, "tried", device=live.device)
+    again = browser.of("tried")
     assert f'data-policy="{html.escape(plan.policy)}" data-at="{html.escape(plan.at)}"' in again["html"]
     assert live.policy(plan.policy, plan.at) == plan or not plan.names
 
@@ -185,6 +187,8 @@ def test_the_compiler_is_asked_and_its_word_is_every_figure_from_then_on(browser
     assert "Ask the compiler" in browser.of("screen")["verdict"]
     assert f"about {units.nbytes(chosen.needed_bytes)}</b>" in browser.of("screen")["verdict"]
     ask(comparing, "ask", **of)
+    browser.wait(lambda message: message["type"] == "ask")
+    ask(comparing, "screen", **of)
     told = browser.wait(lambda message: "compiled" in message.get("verdict", ""))
     assert {name: told[name] for name in of} == of
     assert ">21 B</b> of 63.7 GB, 63.7 GB left" in told["verdict"]
@@ -213,6 +217,8 @@ def test_xlas_memory_over_time_follows_the_compilation(browser, pretend, cache):
     ask(comparing, "memory", device="H100 SXM")
     assert "XLA for" not in browser.of("memory")["html"]
     ask(comparing, "ask", device="H100 SXM")
+    browser.wait(lambda message: message["type"] == "ask")
+    ask(comparing, "memory", device="H100 SXM")
     html = browser.wait(lambda message: message["type"] == "memory" and "XLA for" in message["html"])["html"]
     assert "XLA for H100 SXM" in html
     assert "program for H100 SXM 4.10 kB" in html

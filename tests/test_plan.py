@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
-from remat_magic.views.plans import plan_sentences
 
 import remat_magic as rm
 from remat_magic import _jax, units
@@ -24,6 +23,7 @@ from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.solver import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import format as fmt
+from remat_magic.views.plans import plan_sentences
 from tests.benchmarks import models
 from tests.plan_helpers import BUILT_IN, EACH_PLACE, INEXACT, MODELS, as_reckoned, traced, transformer
 from tests.programs import KINDS, PROGRAMS, f32

@@ -14,8 +14,7 @@ from remat_magic.views.edit import edit_html
 from remat_magic.views.plans import flip_key, plan_html, plan_meaning, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Request
-from remat_magic.widget.panels.choices import Choices
+from remat_magic.widget.panels import Choices, Request
 from tests.widget_frame import Browser
 
 
@@ -117,7 +116,7 @@ def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
     ask(planning, "edit", policy="dots_saveable")
     html = browser.of("edit")["html"]
     assert trace.edit("dots_saveable", "function").verified
-    assert "Verified: the edited source" in html
+    assert "verified by tracing it" in html
     assert "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)" in html
 
 

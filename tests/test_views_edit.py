@@ -7,7 +7,7 @@ import re
 import pytest
 
 from remat_magic.records import Edit, FileEdit
-from remat_magic.views.edit import edit_html
+from remat_magic.views.edit import diffs_html, edit_html
 
 
 def edit(old, new, **options):
@@ -53,11 +53,11 @@ def test_an_edited_cell_can_be_copied_whole():
     """With what a script copies; of a file there is the diff."""
     new = 'a = "<b>"\n'
     cell = Edit("f", "function", "none", (FileEdit("<cell>", 3, "a = 1\n", new),), verified=True)
-    (text,) = re.findall(r'data-action="copy" data-text="([^"]*)"', edit_html(cell))
-    assert html.unescape(text) == new
-    assert ">Copy In[3] as edited</button>" in edit_html(cell)
-    assert 'data-action="copy"' not in edit_html(cell, live=False)
-    assert 'data-action="copy"' not in edit_html(edit("a = 1\n", new))
+    changed = edit("a = 1\n", new)
+    for one, copied in ((cell, new), (changed, changed.diff())):
+        (text,) = re.findall(r'data-action="copy" data-text="([^"]*)"', diffs_html(one))
+        assert html.unescape(text) == copied
+    assert "<button" not in edit_html(cell)
 
 
 def test_three_lines_around_a_change_stay_unfolded():

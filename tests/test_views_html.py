@@ -13,7 +13,7 @@ from remat_magic.views.jaxpr_text import lazy_chunks
 from remat_magic.views.memory import peak_bar_html
 from remat_magic.views.text import plain
 from remat_magic.views.values import recomputed_rows, residual_rows
-from remat_magic.widget.controls import ID
+from remat_magic.widget.panels import ID
 from tests.views_records import blocks, fragments, small
 from tests.widget_frame import frame_of
 

@@ -127,7 +127,7 @@ def tell(widget, **content):
 
 def workers_of(widget):
     panels = (*widget._panels, widget._screen)
-    workers = (worker for panel in panels for worker in (*panel._workers.values(), panel._again))
+    workers = (worker for panel in panels for worker in panel._workers.values())
     return [
         widget._worker,
         widget._peek_worker,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from remat_magic.widget import RematWidget, bundle
-from remat_magic.widget.panel import SCRIPTS, Panel
-from remat_magic.widget.panels import PANELS
+from remat_magic.widget.panels import PANELS, SCRIPTS, Panel
 from tests.conftest import package_folder
 from tests.test_widget import FakeTrace, browser, messages, tell  # noqa: F401 - a fixture
 

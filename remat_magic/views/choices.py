@@ -11,6 +11,7 @@ from typing import Any
 from remat_magic.records import Comparison, ComparisonRow, Fit, FitChoice, Places
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
+from remat_magic.views.edit import findings
 from remat_magic.views.fit import with_code, words_of
 from remat_magic.views.format import escape, ticks
 from remat_magic.views.tables import KEYS, Part, Row, Table, cell, table_html
@@ -261,9 +262,8 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def comparison_html(comparison: Comparison) -> str:
     """The table, and what it does not tell."""
-    notes = "".join(f"<li>{escape(sentence)}</li>" for sentence in comparison_notes(comparison))
     shown = f'<div class="remat-compare">{table_html(comparison_table(comparison))}</div>'
-    return shown + (f'<ul class="remat-findings">{notes}</ul>' if notes else "")
+    return shown + findings(comparison_notes(comparison))
 
 
 # --------------------------------------------------------------------------- for the list that policies are chosen from

@@ -53,7 +53,7 @@ def html(record: Any) -> str:
         case Plan():
             return static(plan_html(record))
         case Edit():
-            return static(edit_html(record, live=False))
+            return static(edit_html(record))
         case Timeline():
             return static(timeline_html(record))
         case Fit():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from remat_magic.records import Edit, FileEdit
 from remat_magic.views import format as fmt
@@ -33,12 +33,17 @@ def edit_sentences(edit: Edit) -> list[str]:
         sentences.append(
             f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}."
         )
-    if best.budget_bytes is not None:
-        excess = "whether it keeps to it is not known" if best.excess_bytes is None else "it keeps to it"
-        if best.excess_bytes:
-            excess = f"it exceeds that by {fmt.nbytes(best.excess_bytes)}"
-        sentences.append(f"The budget was {fmt.nbytes(best.budget_bytes)} of {best.budget_text}: {excess}.")
-    return sentences + list(best.differences)
+    return [*sentences, *filter(None, [budget_sentence(best)]), *best.differences]
+
+
+def budget_sentence(edit: Edit) -> str:
+    """Whether an edit keeps to its budget; empty where it has none."""
+    if edit.budget_bytes is None:
+        return ""
+    excess = "whether it keeps to it is not known" if edit.excess_bytes is None else "it keeps to it"
+    if edit.excess_bytes:
+        excess = f"it exceeds that by {fmt.nbytes(edit.excess_bytes)}"
+    return f"The budget was {fmt.nbytes(edit.budget_bytes)} of {edit.budget_text}: {excess}."
 
 
 def unnamed_sentences(edit: Edit) -> list[str]:
@@ -47,58 +52,41 @@ def unnamed_sentences(edit: Edit) -> list[str]:
     return [f"{reason.rstrip('.')} ({count} times)." if count > 1 else reason for reason, count in reasons]
 
 
-def edit_html(edit: Edit, *, live: bool = True) -> str:
-    """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
-    best = edit.best
-    result, reasons = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
-    diff = best.diff()
-    if not diff:
-        return f'{result}{reasons}<p class="remat-empty">Nothing is to be edited.</p>'
-    copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
-    copy = " ".join([*(_copy_whole(file) for file in best.files if file.cell is not None), copy])
-    # The diff as a whole may say instead why there is none.
-    files = [file for file in best.files if file.diff() and file.diff() in diff]
-    shown = "".join(map(_file, files)) or f"<pre>{escape(diff)}</pre>"
-    return (
-        f"{result}{copy if live else ''}"
-        f'<div class="remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
-        f"{shown}</div>{reasons}"
-    )
+def edit_html(edit: Edit) -> str:
+    """The edit of the user's own source that does what is chosen, where no script is."""
+    shown = diffs_html(edit, live=False) or '<p class="remat-empty">Nothing is to be edited.</p>'
+    return f"{findings(edit_sentences(edit))}{shown}{findings(unnamed_sentences(edit))}"
 
 
-def _copy_whole(file: FileEdit) -> str:
-    """A button for the new text of a cell, to be pasted into one: no widget can insert a cell by itself."""
-    hover = "Copies the whole cell as edited: paste it into a new cell, or over this one"
-    return (
-        f'<button type="button" data-action="copy" data-text="{html.escape(file.new)}" title="{hover}" {KEYS}>'
-        f"Copy {escape(file.label)} as edited</button>"
-    )
+def diffs_html(edit: Edit, live: bool = True) -> str:
+    """The diffs of the best edit.
 
-
-def diffs_html(edit: Edit) -> str:
-    """The diffs of the best edit, each under the name of its cell or file, with a button that copies it.
-
-    Of a cell that is its whole text as edited, with the imports that it needs; of a file the diff.
+    Where a script is at hand each stands under the name of its cell or file, with a button that copies it: of a cell
+    that is its whole text as edited, with the imports that it needs; of a file the diff.
     """
     best, parts = edit.best, list[str]()
+    # The diff as a whole may say instead why there is none.
     files = [file for file in best.files if file.diff() and file.diff() in best.diff()]
     for file in files:
         text, hover = file.diff(), "Copies the diff, for patch -p0"
         if file.cell is not None:
             text, hover = file.new, "Copies the whole cell as edited: paste it over this one"
-        parts.append(
-            f'<div class="remat-diff-file"><b>{escape(file.label)}</b> <button type="button" data-action="copy" '
-            f'data-text="{html.escape(text)}" title="{hover}" {KEYS}>Copy</button></div>{_file(file, head=False)}'
-        )
+        if live:
+            parts.append(
+                f'<div class="remat-diff-file"><b>{escape(file.label)}</b> <button type="button" data-action="copy" '
+                f'data-text="{html.escape(text)}" title="{hover}" {KEYS}>Copy</button></div>'
+            )
+        parts.append(_file(file, head=not live))
     if not files and (told := best.diff()):
         parts.append(f"<pre>{escape(told)}</pre>")
-    return f'<div class="remat-diff">{"".join(parts)}</div>' if parts else ""
+    scrolls = "" if live else f' tabindex="0" role="region" aria-label="Edit of the source" {KEYS}'
+    return f'<div class="remat-diff"{scrolls}>{"".join(parts)}</div>' if parts else ""
 
 
-def _file(file: FileEdit, head: bool = True) -> str:
+def _file(file: FileEdit, head: bool) -> str:
     """A file's diff line by line, and between its parts what stays of the text, folded.
 
-    Without the folds, and with its head, it is the diff to the byte, which a script copies.
+    Without the folds, and with its head, it is the diff to the byte.
     """
     old = file.old.removesuffix("\n").split("\n")
     shown, at = "<pre>", 0
@@ -130,6 +118,7 @@ def _fold(lines: Sequence[str]) -> str:
     return f"</pre><details><summary {KEYS}>{what}</summary><pre>{''.join(shown)}</pre></details><pre>"
 
 
-def _findings(sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+def findings(sentences: Iterable[str]) -> str:
+    """Sentences as a list; nothing for none."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences if sentence)
     return f'<ul class="remat-findings">{items}</ul>' if items else ""

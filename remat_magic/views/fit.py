@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from remat_magic.records import Edit, Fit, FitChoice, LiveValue, Measurement, Report, Timeline
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.edit import diffs_html, unnamed_sentences
+from remat_magic.views.edit import budget_sentence, diffs_html, findings, unnamed_sentences
 from remat_magic.views.format import escape
 from remat_magic.views.headline import totals
 from remat_magic.views.memory import compiled_bar_html, peak_bar_html, role_of
@@ -254,7 +254,7 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
     )
 
 
-def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) -> str:
+def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, closes: bool = True) -> str:
     """The edit of a choice at full height.
 
     Args:
@@ -262,6 +262,7 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
         edit: of the user's source.
         memory: what it is to fit.
         can_apply: whether the choice can be bound to the function's name.
+        closes: whether there is a button that takes it away.
     """
     said = ""
     if choice.needed_bytes is not None:
@@ -273,11 +274,11 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool) ->
     if can_apply and not choice.donate:  # which is up to whoever compiles it
         of = f'data-diff-of="{html.escape(choice.key)}" data-at="{html.escape(choice.at)}"'
         apply = f'<button type="button" data-action="apply" {of} {KEYS}>Apply</button> '
-    close = f'<button type="button" data-action="close-diff" {KEYS}>Close</button>'
-    remarks = _items([choice.caution, _nearest(edit), *edit.best.differences])
+    close = f'<button type="button" data-action="close-diff" {KEYS}>Close</button>' if closes else ""
+    remarks = findings([choice.caution, _nearest(edit), budget_sentence(edit.best), *edit.best.differences])
     if reasons := unnamed_sentences(edit):
         values = fmt.count(len(edit.unnamed), "value")
-        remarks += f"<details><summary {KEYS}>{values} that no edit names</summary>{_items(reasons)}</details>"
+        remarks += f"<details><summary {KEYS}>{values} that no edit names</summary>{findings(reasons)}</details>"
     diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
         f'<div class="remat-diff-head"><b>{with_code(words_of(choice))}</b> {said} {verified}'
@@ -296,11 +297,6 @@ def _nearest(edit: Edit) -> str:
         return f"{shown}."
     saves = f"saves {fmt.nbytes(best.saved_bytes)}, not {fmt.nbytes(edit.planned_bytes)}"
     return f"{shown}: it {saves}, and repeats {fmt.flops(best.recomputed_flops)}, not {fmt.flops(edit.planned_flops)}."
-
-
-def _items(sentences: Sequence[str]) -> str:
-    told = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences if sentence)
-    return f'<ul class="remat-findings">{told}</ul>' if told else ""
 
 
 def compilers_remarks(measured: Measurement) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from remat_magic.widget.panel import SCRIPTS, Panel
+from remat_magic.widget.panels import SCRIPTS, Panel
 
 _IMPORT = re.compile(r'import \{ (?P<names>\w+(?:, \w+)*) \} from "(?P<path>\.[\w./-]*/[\w.-]+\.js)";')
 _EXPORT = re.compile(r"export (?=(?:async )?(?:function|const|class) (?P<name>\w+))")

@@ -14,7 +14,7 @@ from remat_magic.views import fit as views
 from remat_magic.views import format as fmt
 from remat_magic.views.headline import line_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.panel import Panel, Request
+from remat_magic.widget.panels import Panel, Request
 from remat_magic.widget.worker import Worker, sentence_of
 
 if TYPE_CHECKING:
@@ -33,18 +33,14 @@ class FirstScreen(Panel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.is_busy: Callable[[], bool] = lambda: False  # whether a cell is running, for which the search waits
+        self.on_end: Callable[[], None] = lambda: None  # called when all is known of a device
         self.searching = Worker[str](self._look, "remat_magic fit")
-        self._shown: Request | None = None
-        self._listed: Request | None = None  # the newest request for what the policies do
-        self._asked: Measuring | None = None
+        self._asked: tuple[Request, Measuring] | None = None  # what the compiler is asked about
 
     def handle(self, request: Request) -> None:
         """Take a message of the browser."""
-        if request.kind == "choices":
-            self._listed = request
-        if request.kind == "screen":
-            self._shown = request
-            self._cancel()
+        if request.kind == "screen" and self._asked and not self._asked[0].is_of(request):
+            self._cancel()  # the reader has gone on
         super().handle(request)
 
     def close(self) -> None:
@@ -55,7 +51,7 @@ class FirstScreen(Panel):
 
     def _cancel(self) -> None:
         if self._asked is not None:
-            self._asked.cancel()
+            self._asked[1].cancel()
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """What is asked for, as HTML."""
@@ -71,12 +67,6 @@ class FirstScreen(Panel):
 
     # ---------------------------------------------------------------------------------------------- the shown choice
 
-    def _diff(self, request: Request) -> str:
-        live, arguments = self._live, self._arguments(request)
-        choice = live.choice_of(live.trace.report(*arguments, device=live.like))
-        can_apply = bool(request.content.get("can_apply"))
-        return views.diff_html(choice, live.trace.edit(*arguments[:2]), live.device, can_apply=can_apply)
-
     def _screen(self, request: Request) -> dict[str, Any] | None:
         live = self._live
         if request.text("device") != live.device or not live.device:
@@ -91,6 +81,7 @@ class FirstScreen(Panel):
         bar, takes = views.held_html(choice, report, timeline, held, *live.memory)
         line, rarer = line_html(report, timeline.saved_bytes)
         return {
+            "compiled": "yes" if choice.compiled else "",
             "verdict": verdict,
             "bar": bar,
             "takes": takes,
@@ -119,8 +110,10 @@ class FirstScreen(Panel):
         """What the compiler for the chosen device says of a choice."""
         live, device = self._live, self._live.device
         policy, at, namespace = self._arguments(request)
-        self._asked = job = live.trace.measuring([(policy, at)], device=device, namespace=namespace)
+        job = live.trace.measuring([(policy, at)], device=device, namespace=namespace)
+        self._asked = request, job
         job.wait()
+        self._asked = None
         if not job.results:
             return {}
         (measured,) = job.results
@@ -129,6 +122,7 @@ class FirstScreen(Panel):
         live.add_measured(device, [measured])
         if live.fit is not None:
             live.show_fit(live.fit)
+            self.on_end()
         self.tell()
         return {}
 
@@ -155,13 +149,15 @@ class FirstScreen(Panel):
             if fit != sent and (fit.progress.finished or time.monotonic() - sent_at > _TELL):
                 live.show_fit(fit)
                 self.tell()
+                if fit.progress.finished:
+                    self.on_end()
                 sent, sent_at = fit, time.monotonic()
             time.sleep(_PAUSE)
             while self.is_busy() and not live.closed:
                 time.sleep(_TELL)
 
     def tell(self) -> None:
-        """Tell what is known of the device that is chosen, and of the choice that is shown."""
+        """Tell what is known of the device that is chosen: the page asks anew what it shows of that."""
         live, fit = self._live, self._live.fit
         if fit is None:
             return
@@ -174,8 +170,6 @@ class FirstScreen(Panel):
                 "done": fit.progress.finished,
             }
         )
-        if self._shown is not None:
-            self.tell_again(self._shown)
 
     # ------------------------------------------------------------------------------------------------- what is listed
 
@@ -187,7 +181,7 @@ class FirstScreen(Panel):
         device, rows = live.like, list[dict[str, Any]]()
         sent_at = time.monotonic()
         for key in keys:
-            if live.closed or request is not self._listed:
+            if live.closed or self._workers[request.kind].waits:  # for a newer request
                 return None
             row = live.trace.compare([live.policy(key)], at=request.at, device=device, namespace=live.namespace).rows[0]
             # Of one alone nothing is known of the front.

@@ -12,9 +12,8 @@ from remat_magic.records import Site
 from remat_magic.views.format import escape
 from remat_magic.views.headline import head_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Panel
+from remat_magic.widget.panels import ID, Panel, button, select, taught
 
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")

@@ -36,6 +36,7 @@ class LiveTrace:
         is_asked_for: whether anything was said of it.
         was_chosen: whether the reader has chosen it.
         fit: whether the function fits it, as far as that is known; None before anything is.
+        added: plans for budgets that the reader has asked for, of that device.
     """
 
     def __init__(
@@ -52,12 +53,11 @@ class LiveTrace:
         self.is_asked_for, self.was_chosen = device is not None, False
         self.device = _memory_called(device) if device else here.name if here else ""
         self.fit: Fit | None = None
+        self.added: list[FitChoice] = []
         self._policies: dict[str, Policy] = {}
         self._offered: dict[tuple[str, str], Plan | FitChoice] = {}  # by key and place
         self._lock = threading.Lock()
         self._measured: dict[tuple[str, str, str], Measurement] = {}
-        self.on_compiled: list[Callable[[Measurement], None]] = []  # told of what has its memory over time
-        self.on_fit: list[Callable[[Fit], None]] = []  # told of what is known of the device, as it grows
 
     @property
     def devices(self) -> dict[str, int | None]:
@@ -76,7 +76,7 @@ class LiveTrace:
             units.parse_bytes(device, "size")
         changed = device != self.device
         if changed:
-            self.device, self.fit, self.was_chosen = device, None, True
+            self.device, self.fit, self.added, self.was_chosen = device, None, [], True
         return changed
 
     @property
@@ -100,12 +100,10 @@ class LiveTrace:
         return (_bytes_of(self.device) if self.device else None) or 0
 
     def show_fit(self, fit: Fit) -> None:
-        """Let the panels know what was found out of the chosen device."""
+        """Keep what was found out of the chosen device."""
         as_written, *tried = map(self.told, (fit.as_written, *fit.tried))
         self.fit = fit = replace(fit, as_written=as_written, tried=tuple(tried))
         self.offer(fit.tried)
-        for tell in self.on_fit:
-            tell(fit)
 
     def told(self, choice: FitChoice) -> FitChoice:
         """A choice with what the compiler for the chosen device said of it, if it was asked."""
@@ -119,6 +117,8 @@ class LiveTrace:
         for choice in (self.fit.as_written, *self.fit.tried) if self.fit else ():
             if choice.key == report.policy and (choice.at == report.at or choice.key == "as_written"):
                 return choice
+        if not self.device:
+            return FitChoice(report.label, report.policy, report.at, None, None, None, None)
         policy, at, namespace = self.arguments(report.policy, report.at)
         return self.told(self.trace.fit_choice(policy, at, self.device, namespace))
 
@@ -193,7 +193,7 @@ class LiveTrace:
         """Let go of the trace, the user's names and the inputs."""
         self._trace = self.inputs = None
         self.namespace = {}
-        self.on_compiled, self.on_fit, self.fit = [], [], None
+        self.added, self.fit = [], None
 
     def preview(self, policy: Policy, at: str | None) -> Report:
         """The report of the forward half; its key stands for the policy from here on.
@@ -224,25 +224,15 @@ class LiveTrace:
         with self._lock:
             self._offered |= {of: one for of, one in special.items() if isinstance(one, Plan) or one.donate}
 
-    def measurements(self) -> dict[tuple[str, str, str], Measurement]:
-        """What was measured, or compiled, by policy, place and the chosen device."""
+    def measured(self, policy: str, at: str, device: str | None = None) -> Measurement | None:
+        """What was compiled of a choice for a device; by default the chosen one."""
         with self._lock:
-            return dict(self._measured)
-
-    def measured(self, policy: str, at: str) -> Measurement | None:
-        """What was compiled of a choice for the chosen device."""
-        with self._lock:
-            return self._measured.get((policy, at, self.device))
+            return self._measured.get((policy, at, self.device if device is None else device))
 
     def add_measured(self, device: str, results: Iterable[Measurement]) -> None:
-        """Let the panels know what was measured on a device, or compiled for it."""
-        for result in results:
-            key = result.policy, result.at, device
-            with self._lock:
-                before, self._measured[key] = self._measured.get(key), result
-            if result.timeline is not None and result != before:
-                for tell in self.on_compiled:
-                    tell(result)
+        """Keep what was measured on a device, or compiled for it."""
+        with self._lock:
+            self._measured |= {(result.policy, result.at, device): result for result in results}
 
     def policy(self, key: str, at: str = "") -> Policy:
         """What a shown key stands for, at a place where that matters."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import anywidget
 import traitlets
 from IPython.core.getipython import get_ipython
 
@@ -13,15 +17,108 @@ from remat_magic.records import Plan, RematError, Report
 from remat_magic.views import plans as plan_views
 from remat_magic.views.html import style
 from remat_magic.widget.bundle import widget_script
-from remat_magic.widget.channel import Channel
 from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.frame import frame
 from remat_magic.widget.idle import IdleTime, Prefetch
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Panel, Request
+from remat_magic.widget.panels import Panel, Request
 from remat_magic.widget.rendered import Kept, Rendered
-from remat_magic.widget.wishes import Wish, Wishes
 from remat_magic.widget.worker import Worker, sentence_of
+
+
+class Channel(anywidget.AnyWidget):
+    """An anywidget whose messages are delivered while a cell runs.
+
+    ipykernel 7.4 routes what the browser sends to the thread that published last on the channel: after a publish from a
+    cell, the next toggle would wait for the running cell. Without a note of that thread, messages come on the subshell
+    that the browser asks for. After a kernel was restarted from elsewhere JupyterLab 4.6 goes on asking for one of the
+    kernel before, and ipykernel would drop the message: then it comes on the main thread.
+    """
+
+    def _send(self, msg: Any, buffers: Any = None) -> None:
+        super()._send(msg, buffers=buffers)
+        self._answer_anywhere()
+
+    def open(self) -> None:
+        """Open the channel to the browser."""
+        super().open()
+        self._answer_anywhere()
+        if hasattr(self.comm, "_reply_subshell_for"):  # ipykernel 7.4
+            vars(self.comm)["_reply_subshell_for"] = _subshell
+
+    def _answer_anywhere(self) -> None:
+        getattr(self.comm, "__dict__", {}).pop("_reply_subshell_id", None)
+
+
+def _subshell(_data: Any, asked: str | None) -> str | None:
+    """The subshell that a message is for: the one that the browser asks for, if this kernel has it."""
+    try:
+        kernel = sys.modules["ipykernel.kernelbase"].Kernel.instance()
+        subshells = kernel.shell_channel_thread.manager.list_subshell()
+    except Exception:  # noqa: BLE001 - private to ipykernel, which may arrange it otherwise at any time
+        return asked
+    return asked if asked in subshells else None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A policy at a place; ``serial`` orders the wishes of browser and kernel."""
+
+    policy: str
+    at: str
+    serial: int = 0
+
+
+class Wishes:
+    """Which wish is the newest, whoever made it. From any thread."""
+
+    def __init__(self, wish: Wish) -> None:
+        self._wished = wish
+        self._serial = wish.serial
+        self._lock = threading.RLock()
+        self._settling: int | None = None
+
+    @property
+    def wished(self) -> Wish:
+        """What was asked for last, which may not be shown yet."""
+        return self._wished
+
+    @property
+    def serial(self) -> int:
+        """The serial of the newest wish."""
+        return self._serial
+
+    @property
+    def settling(self) -> bool:
+        """Whether this thread is in ``settle``."""
+        return self._settling == threading.get_ident()
+
+    def wish(self, policy: str, at: str, serial: int, post: Callable[[Wish], None]) -> None:
+        """Wish for something else, by the browser's serial if it is newer than all before.
+
+        ``post`` is called with each wish in the order of the wishes: a mailbox that holds one would else be left with
+        the older of two.
+        """
+        with self._lock:
+            self._serial = max(serial, self._serial + 1)
+            self._wished = Wish(policy, at, self._serial)
+            post(self._wished)
+
+    def is_newest(self, wish: Wish) -> bool:
+        """Whether nothing newer is wished for."""
+        return wish.serial >= self._serial
+
+    def settle(self, wish: Wish, policy: str, at: str, assign: Callable[[], None]) -> None:
+        """Say what a wish has led to, and ``assign`` it, unless something newer is wished for."""
+        with self._lock:
+            if not self.is_newest(wish):
+                return
+            self._wished = Wish(policy, at, wish.serial)
+            self._settling = threading.get_ident()
+            try:
+                assign()
+            finally:
+                self._settling = None
 
 
 class LiveView(Channel):
@@ -84,8 +181,7 @@ class LiveView(Channel):
             first = live.preview("nothing_saveable", "sites")  # what is wrong as it is written is in the notes
         panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
         screen = FirstScreen(live, self._send_live, self._choose_plan)
-        screen.is_busy = self._is_disturbed
-        live.on_fit.append(lambda fit: self._fall_behind() if fit.progress.finished else None)
+        screen.is_busy, screen.on_end = self._is_disturbed, self._fall_behind
         with self._turning:
             self._wishes = Wishes(Wish(first.policy, first.at))
             self._good = first

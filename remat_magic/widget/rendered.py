@@ -17,7 +17,7 @@ from remat_magic.views.headline import line_html, notes_html
 from remat_magic.views.tables import Row, printed
 from remat_magic.views.text import IN_CELL, Answer
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Panel
+from remat_magic.widget.panels import Panel
 
 _Key = tuple[str, str]
 
@@ -62,7 +62,6 @@ class Rendered:
         self._live = live
         self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
-        self._reports: dict[_Key, Report] = {}  # of both halves
         self._others: dict[tuple[str, str, str], Row] = {}  # rows of the kept table, by device, and as those
 
     def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
@@ -95,9 +94,6 @@ class Rendered:
                 panel.add(view, report)
             with self._lock:
                 self._views[key] = view
-                if report.complete:
-                    self._reports[key] = report
-                    self._others = {of: row for of, row in self._others.items() if of[1:] != key}
         return view
 
     def complete(self) -> dict[_Key, dict[str, Any]]:
@@ -117,17 +113,16 @@ class Rendered:
         """
         device = self._device
         name = device.name if device else ""
-        while not stop():
-            with self._lock:
-                waiting = ((key, report) for key, report in self._reports.items() if (name, *key) not in self._others)
-                key, report = next(waiting, (None, None))
-            if key is None or report is None:
-                return True
+        for policy, at in self.complete():
+            if (name, policy, at) in self._others:
+                continue
+            if stop() or self._live is None:
+                return False
+            report = self._live.trace.report(*self._live.arguments(policy, at))
             row = html.others_row(self._on(report, device))
             with self._lock:
-                if self._reports.get(key) is report:
-                    self._others[name, *key] = row
-        return False
+                self._others[name, policy, at] = row
+        return True
 
     @property
     def _device(self) -> Device | None:

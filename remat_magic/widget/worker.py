@@ -39,6 +39,11 @@ class Worker(Generic[_T]):
                 self._thread = None
                 raise
 
+    @property
+    def waits(self) -> bool:
+        """Whether a request waits for the one that is worked on."""
+        return self._letter is not None
+
     def join(self, timeout: float = 600) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
         thread = self._thread

@@ -31,13 +31,18 @@ export function firstScreen(widget) {
   /** @param {View} view @returns {Record<string, string> | undefined} */
   function estimated(view) {
     if (!device) return view.parts;
-    const key = `${device}\n${keyOf(view.policy, view.at)}`;
-    const known = store.screens.get(key);
-    if (!known && view.complete && !asked.has(key)) {
-      asked.add(key);
-      widget.send({ type: "screen", policy: view.policy, at: view.at, device });
-    }
+    const known = store.screens.get(screenOf(view));
+    if (!known && view.complete && !asked.has(screenOf(view))) look(view);
     return known;
+  }
+
+  /** What the screen of a choice on the device is kept under. @param {{policy: string, at: string}} choice */
+  const screenOf = ({ policy, at }) => `${device}\n${keyOf(policy, at)}`;
+
+  /** @param {View} view */
+  function look(view) {
+    asked.add(screenOf(view));
+    widget.send({ type: "screen", policy: view.policy, at: view.at, device });
   }
 
   widget.estimated = estimated;
@@ -143,9 +148,11 @@ export function firstScreen(widget) {
         const key = `${of}\n${keyOf(policy, at)}`;
         asked.delete(key);
         if (error !== undefined) return widget.say(error, true);
+        const isNews = parts.compiled && !store.screens.get(key)?.compiled;
         store.screens.set(key, parts);
+        if (isNews) for (const panel of Object.values(widget.panels)) panel.compiled?.({ policy, at, device: of });
         const { shown } = widget;
-        if (shown && `${device}\n${keyOf(shown.policy, shown.at)}` === key) fill(shown);
+        if (shown && screenOf(shown) === key) fill(shown);
         widget.pinning.contrast();
       },
       /** What the kernel has taken for the device. @param {{device: string}} message */
@@ -158,10 +165,11 @@ export function firstScreen(widget) {
         if (error !== undefined) return widget.say(error, true);
         store.figures.clear();
         for (const figure of figures) store.figures.set(keyOf(figure.policy, figure.at), figure);
-        // What was compiled meanwhile has another number now.
-        for (const key of [...store.screens.keys()]) {
-          if (widget.shown && key !== `${device}\n${keyOf(widget.shown.policy, widget.shown.at)}`) store.screens.delete(key);
-        }
+        // What was compiled meanwhile has another number now; what is shown keeps its own until that is known.
+        const { shown } = widget;
+        for (const key of [...store.screens.keys()]) if (!shown || key !== screenOf(shown)) store.screens.delete(key);
+        if (shown?.complete) look(shown);
+        for (const panel of Object.values(widget.panels)) panel.figured?.();
         widget.place("changes", html);
         mark();
         for (const list of lists) list.figured?.();

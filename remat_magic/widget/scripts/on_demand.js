@@ -12,6 +12,7 @@ export function deviceOf(widget) {
  * @param {Widget} widget
  * @param {string} key of the part, and of the message
  * @param {() => void} [placed] what is done when the answer is there
+ * @returns {Panel & {fill: () => void, forget: (request: Record<string, string>) => void}}
  */
 export function onDemand(widget, key, placed = () => {}) {
   const { store } = widget;
@@ -55,6 +56,11 @@ export function onDemand(widget, key, placed = () => {}) {
         widget.send({ type: key, ...request });
       }
       asked = cached === undefined ? what : "";
+    },
+    /** There is another answer now. */
+    forget(request) {
+      store.answers.delete(nameOf(request));
+      asked = "";
     },
     messages: {
       /** @param {any} message */

@@ -21,15 +21,9 @@ const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
 /** The line before or after. @param {Element} line @param {boolean} down @returns {HTMLElement | null} */
 function neighbour(line, down) {
-  /** @type {Element | null} */
-  let at = line;
-  do {
-    const next = /** @type {Element | null} */ (down ? at.nextElementSibling : at.previousElementSibling);
-    /** @type {Element | null | undefined} */
-    const chunk = down ? at.parentElement?.nextElementSibling : at.parentElement?.previousElementSibling;
-    at = next ?? (down ? chunk?.firstElementChild : chunk?.lastElementChild) ?? null;
-  } while (at instanceof HTMLElement && at.hidden);
-  return /** @type {HTMLElement | null} */ (at);
+  const next = down ? line.nextElementSibling : line.previousElementSibling;
+  const chunk = down ? line.parentElement?.nextElementSibling : line.parentElement?.previousElementSibling;
+  return /** @type {HTMLElement | null} */ (next ?? (down ? chunk?.firstElementChild : chunk?.lastElementChild) ?? null);
 }
 
 /** Whether a box is within another from above to below. @param {DOMRect} outer @param {DOMRect} inner */
@@ -222,7 +216,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     const first = operationsOf(other);
     for (let left = 200; left > 0 && line; left -= 1) {
       const same = line.dataset.o === undefined ? undefined : first.get(line.dataset.o);
-      if (same && !same.hidden) {
+      if (same) {
         const offset = line.getBoundingClientRect().top - pane.getBoundingClientRect().top;
         other.scrollTop += same.getBoundingClientRect().top - other.getBoundingClientRect().top - offset;
         return;
@@ -237,7 +231,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     /** @type {string | undefined} */
     let operation;
     for (const { pane } of jobs) {
-      const lines = /** @type {HTMLElement[]} */ ([...pane.querySelectorAll(selector)]).filter((line) => !line.hidden);
+      const lines = /** @type {HTMLElement[]} */ ([...pane.querySelectorAll(selector)]);
       const box = pane.getBoundingClientRect();
       const seen = lines.find((line) => isWithin(box, line.getBoundingClientRect()));
       const line = seen ?? lines.find((line) => line.dataset.o === operation) ?? lines[0];

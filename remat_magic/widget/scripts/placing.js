@@ -14,7 +14,7 @@ export function placing(part) {
   function place(name, html) {
     const target = part(name);
     const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
-    const again = focused && ["policy", "diff", "sort"].find((key) => focused.dataset[key] !== undefined);
+    const again = focused && ["policy", "diff"].find((key) => focused.dataset[key] !== undefined);
     const height = target.offsetHeight;
     if (height) target.style.minHeight = `${height}px`;
     target.innerHTML = html;

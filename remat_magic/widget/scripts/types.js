@@ -47,6 +47,7 @@
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
  * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
  * @property {() => void} [figured] more is known of what was tried for the chosen device
+ * @property {(choice: {policy: string, at: string, device: string}) => void} [compiled] it was, for a device
  * @property {() => void} [stop] the view of the widget is removed
  *
  * @typedef {object} Widget what the panels and the parts of the core share

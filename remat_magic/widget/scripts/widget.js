@@ -317,14 +317,6 @@ export function draw({ model, el }, makers) {
     open(tabs[(moves[event.key] + tabs.length) % tabs.length], true);
   });
 
-  root.addEventListener("keydown", (event) => {
-    const target = /** @type {any} */ (event.target);
-    // The points of the picture are buttons, which HTML's own would be without this.
-    if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
-    event.preventDefault();
-    choose(target.dataset.policy, target.dataset.at);
-  });
-
   root.addEventListener("mouseover", (event) => widget.linking.point(/** @type {Element} */ (event.target)));
 
   model.on("change:_view", onView);

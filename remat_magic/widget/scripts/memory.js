@@ -1,7 +1,7 @@
 // @ts-check
-/** @import { Panel, Widget } from "../scripts/types.js" */
-import { onDemand } from "../scripts/on_demand.js";
-import { quantity } from "../scripts/units.js";
+/** @import { Panel, Widget } from "./types.js" */
+import { onDemand } from "./on_demand.js";
+import { quantity } from "./units.js";
 
 /**
  * What remat_magic/views/timeline.py tells of the columns of the picture; of each layer by pairs of a column and the bytes from it on.
@@ -11,7 +11,14 @@ import { quantity } from "../scripts/units.js";
 
 /** The estimated memory over time: the pointer and the arrow keys tell what is held at another moment. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
-  return onDemand(widget, key, () => follow(widget.part(key)));
+  const answered = onDemand(widget, key, () => follow(widget.part(key)));
+  return {
+    ...answered,
+    compiled(choice) {
+      answered.forget(choice);
+      if (widget.tab === key) answered.fill();
+    },
+  };
 }
 
 /** The bytes in a column. @param {[number, number][]} changes @param {number} column */

@@ -1,7 +1,7 @@
 // @ts-check
-/** @import { Panel, Widget } from "../scripts/types.js" */
-import { arrange, arrangement } from "../scripts/arranging.js";
-import { lineOf } from "../scripts/linking.js";
+/** @import { Panel, Widget } from "./types.js" */
+import { arrange, arrangement } from "./arranging.js";
+import { lineOf } from "./linking.js";
 
 /** What the rows of the tables count and add up to. @type {Record<string, {noun: string, unit: string}>} */
 const TABLES = {

@@ -1,8 +1,8 @@
 // @ts-check
-/** @import { Panel, View, Widget } from "../scripts/types.js" */
-import { lineOf } from "../scripts/linking.js";
-import { jaxprPanes } from "../scripts/panes.js";
-import { keyOf } from "../scripts/types.js";
+/** @import { Panel, View, Widget } from "./types.js" */
+import { lineOf } from "./linking.js";
+import { jaxprPanes } from "./panes.js";
+import { keyOf } from "./types.js";
 
 /** The forward and the backward jaxpr. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {

@@ -1,8 +1,8 @@
 // @ts-check
-/** @import { Panel, Widget } from "../scripts/types.js" */
-import { deviceOf } from "../scripts/on_demand.js";
-import { keyOf } from "../scripts/types.js";
-import { quantity } from "../scripts/units.js";
+/** @import { Panel, Widget } from "./types.js" */
+import { deviceOf } from "./on_demand.js";
+import { keyOf } from "./types.js";
+import { quantity } from "./units.js";
 
 const WORDS = ["fits", "may fit", "too big"];
 
@@ -191,9 +191,16 @@ export function panel(widget, key) {
     if (flip !== undefined) widget.ask({ type: "flip", flip, at: widget.shown?.at });
   });
 
+  /** Asks for all choices anew, now or when the tab is opened. */
+  function renew() {
+    asked = "";
+    if (widget.tab === key) fill();
+  }
+
   return {
     fill,
     open: () => arrange(),
+    figured: renew,
     show({ planned }) {
       one('[data-action="to-edit"]').hidden = !planned;
       if (!deviceOf(widget)) one(`[data-count="${key}"]`).textContent = String(one('[data-control="policy"]').options.length);
@@ -218,7 +225,10 @@ export function panel(widget, key) {
         if (count) one(`[data-count="${key}"]`).textContent = String(count);
       },
       /** @param {{said?: string, error?: string}} message */
-      plan: ({ said, error }) => say(error ?? said ?? "", Boolean(error)),
+      plan({ said, error }) {
+        say(error ?? said ?? "", Boolean(error));
+        renew();
+      },
       /** @param {{error?: string, serial: number}} message */
       flip({ error, serial }) {
         if (!error || serial < widget.store.clock) return;
@@ -254,12 +264,6 @@ export function panel(widget, key) {
         widget.send({ type: "what-if", policy, at, device: deviceOf(widget) });
       },
       "to-edit": () => widget.open(key, true),
-      "copy-diff"() {
-        const diff = edit.querySelector(".remat-diff")?.cloneNode(true);
-        if (!(diff instanceof Element)) return;
-        for (const extra of diff.querySelectorAll("details")) extra.remove();
-        widget.copy(diff.textContent ?? "");
-      },
     },
   };
 }

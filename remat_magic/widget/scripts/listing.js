@@ -1,5 +1,5 @@
 // @ts-check
-/** @import { Panel, Widget } from "../scripts/types.js" */
+/** @import { Panel, Widget } from "./types.js" */
 
 // How far down a panel a line is brought into sight, as a share of it.
 const DOWN = 0.3;
