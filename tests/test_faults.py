@@ -619,7 +619,7 @@ def test_the_moments_are_those_of_the_package():
 
 def test_a_page_that_asks_for_a_subshell_of_the_kernel_before(monkeypatch):
     """JupyterLab does after a restart from elsewhere; ipykernel would drop the message without a word to the page."""
-    from remat_magic.widget.live_view import _subshell
+    from remat_magic.widget.widget import _subshell
 
     manager = types.SimpleNamespace(list_subshell=lambda: ["now"])
     kernel = types.SimpleNamespace(shell_channel_thread=types.SimpleNamespace(manager=manager))

@@ -15,9 +15,10 @@ from remat_magic import devices
 from remat_magic.records import Note, Program, ProgramLine, SourceText
 from remat_magic.views import format as fmt
 from remat_magic.views import html
-from remat_magic.widget import RematWidget, live_view
+from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
+from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import forget
 from remat_magic.widget.rendered import MOST_BYTES, Rendered
 from tests.programs import f32
@@ -44,7 +45,7 @@ def screen(browser, monkeypatch):  # noqa: F811
     kernel = Kernel()
     monkeypatch.setattr(idle_module, "_DELAY", 0.01)
     monkeypatch.setattr(idle_module, "UNIT", float("inf"))
-    monkeypatch.setattr(live_view, "get_ipython", lambda: kernel)
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: kernel)
     yield kernel
     forget(kernel)
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.widget import live_view
 from remat_magic.widget import widget as widget_module
 from tests.programs import f32
 
@@ -66,7 +65,7 @@ def test_in_colab_the_output_names_the_manager_that_can_draw_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.colab.output", colab)
     widget, screen = rm.show(traced()), Screen()
     monkeypatch.setattr(widget_module, "_kernel", lambda: object())
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
     widget._ipython_display_()
     view = "application/vnd.jupyter.widget-view+json"
     (of_the_live_one,) = [metadata for data, metadata in screen.outputs if view in data]

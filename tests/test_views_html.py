@@ -12,7 +12,6 @@ from remat_magic.views.html import kept_html, others_row, report_html, style
 from remat_magic.views.jaxpr_text import lazy_chunks
 from remat_magic.views.memory import peak_bar_html
 from remat_magic.views.text import plain
-from remat_magic.views.values import recomputed_rows, residual_rows
 from remat_magic.widget.panels import ID
 from tests.views_records import blocks, fragments, small
 from tests.widget_frame import frame_of
@@ -167,26 +166,13 @@ def test_the_static_part_needs_no_script():
     assert "dots_saveable 576 B" in parsed.text.replace("\n", " ")  # 18 of 32 bytes
 
 
-def where(of):
-    return (f":{of.source.line}", of.source.expression) if of.source else ()
-
-
-def test_text_and_html_agree():
-    for report in (small(), blocks(12), small(complete=False), Report("none", "function")):
-        text, parts = plain(report, 200), fragments(report)
-        for total in totals(report):
-            for piece in (total.label, total.value, total.detail):
-                assert piece in text
-                assert total.key == "peak" or html.escape(piece) in parts["totals"].replace("saves", "saved")
-        for row in residual_rows(report):
-            for piece in (row.type, row.name, row.label, *where(row.first)):
-                assert piece in text
-                assert html.escape(piece.replace(":", "line ")) in parts["residuals"]
-        if report.complete:
-            for again in recomputed_rows(report):
-                for piece in (again.primitive, again.name, *where(again.first), *again.outputs):
-                    assert piece in text
-                    assert html.escape(piece.replace(":", "line ")) in parts["recomputed"]
+@pytest.mark.parametrize("report", [small(), blocks(12), small(complete=False), Report("none", "function")])
+def test_text_and_html_have_the_same_totals(report):
+    text, page = plain(report, 200), fragments(report)["totals"].replace("saves", "saved")
+    for total in totals(report):
+        for piece in (total.label, total.value, total.detail):
+            assert piece in text
+            assert total.key == "peak" or html.escape(piece) in page
 
 
 def test_controls_are_labelled_and_keep_their_keys():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from remat_magic.records import Fit, FitChoice, LiveKind, LiveValue, Note, Report, SourceSpan, Timeline
 from remat_magic.views import format as fmt
+from remat_magic.views.headline import notes_of
 
 WORDS = {True: "Fits", False: "Does not fit", None: "May fit"}
 
@@ -43,14 +44,9 @@ def place_words(at: str) -> str:
     return {"": "", "function": "", "sites": " at all checkpoint sites"}.get(at, f" at {at}")
 
 
-def notes(report: Report) -> list[str]:
-    """The sentences that a reader must see."""
-    return [*filter(None, [report.backward_error]), *report.notes]
-
-
 def notes_of_fit(fit: Fit) -> list[str]:
-    """The same beside the heading, which tells of the step; and where nothing helps, what was not tried."""
-    of_report = notes(fit.report) if fit.report else []
+    """What must be seen besides the heading, which tells of the step; and where nothing helps what was not tried."""
+    of_report = notes_of(fit.report, counting=False) if fit.report else []
     told = [note for note in of_report if not (isinstance(note, Note) and note.kind == "gradient-of-step")]
     helps = fit.fits or any(choice.fits is not False for choice in fit.choices)
     return told if helps else [*told, *fit.not_tried]

@@ -183,9 +183,9 @@ def line_html(report: Report, saved_bytes: int | None = None) -> tuple[str, str]
     return f"{whose}{', '.join(said)}", "; ".join(rarer)
 
 
-def notes_of(report: Report) -> list[str]:
-    """The sentences that a reader should know of."""
-    return [*filter(None, [report.backward_error]), *report.notes, *uncounted(report)]
+def notes_of(report: Report, counting: bool = True) -> list[str]:
+    """The sentences that a reader should know of, with what the FLOPs leave out if ``counting``."""
+    return [*filter(None, [report.backward_error]), *report.notes, *(uncounted(report) if counting else ())]
 
 
 def notes_html(sentences: Iterable[str]) -> str:

@@ -35,15 +35,14 @@ _LEGEND = (
 
 def jaxprs(report: Report, bodies: bool = True) -> str:
     """Both jaxprs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
-    forward = _chunked(_chunks(report.forward)) if bodies else ""
-    backward = _chunked(_chunks(report.backward)) if bodies else ""
-    panes = _pane("Forward", report.forward, forward) + _pane("Backward", report.backward, backward)
+    halves = (("Forward", report.forward), ("Backward", report.backward))
+    panes = "".join(_pane(title, half, _chunked(_chunks(half)) if bodies else "") for title, half in halves)
     return f'{_LEGEND}<div class="remat-panes">{panes}</div>'
 
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:
     """The jaxprs for the script that fills the panes: lists of HTML, 100 lines each."""
-    return {"forward": _live_chunks(report.forward), "backward": _live_chunks(report.backward)}
+    return {"forward": _chunks(report.forward, live=True), "backward": _chunks(report.backward, live=True)}
 
 
 def _chunked(pieces: Iterable[str]) -> str:
@@ -62,7 +61,7 @@ def _pane(title: str, jaxpr: Program, body: str) -> str:
     )
 
 
-def _text(line: ProgramLine, text: str, pattern: re.Pattern[str] = _TOKEN) -> str:
+def _text(line: ProgramLine, text: str, pattern: re.Pattern[str]) -> str:
     """A part of the line's text, with its residual variables and what else the pattern finds marked."""
     numbers = dict(line.residuals)
     if not numbers and pattern is _WORDS:
@@ -103,30 +102,25 @@ def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
     return f'<span class="remat-l{kind}"{links}{title}>{letter}{content}\n</span>'
 
 
-def _chunks(jaxpr: Program) -> list[str]:
-    """The jaxpr as HTML, ``_CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
-    lines = [_line(line, _text(line, line.text, _WORDS), places=False, live=False) for line in jaxpr.lines]
-    return ["".join(lines[start : start + _CHUNK]) for start in range(0, len(lines), _CHUNK)]
+def _chunks(jaxpr: Program, live: bool = False) -> list[str]:
+    """The jaxpr as HTML, ``_CHUNK`` lines a piece, each complete in itself.
 
-
-def _live_chunks(jaxpr: Program) -> list[str]:
-    """The same for the widget's script: with links, and long parameters folded."""
-    places = len(jaxpr.lines) <= _PLACES_UP_TO
+    For the widget's script it has links, and long parameters are folded; else it is as small as it can be, for it is
+    kept.
+    """
+    places, pattern = live and len(jaxpr.lines) <= _PLACES_UP_TO, _TOKEN if live else _WORDS
     pieces = list[str]()
-    for line, *folded in folded_lines(jaxpr.lines):
+    for line, *folded in folded_lines(jaxpr.lines) if live else ((line,) for line in jaxpr.lines):
+        content = _text(line, line.text, pattern)
         if folded:
             what = f"parameters of {line.primitive}" if line.primitive else "arguments"
             *inner_lines, last = folded
-            inside = "".join(f"\n{_text(inner, inner.text)}" for inner in inner_lines)
-            indent = " " * _indent(last)
-            content = (
-                f"{_text(line, line.text)}{_button(f'Unfold the {what}')}"
-                f'<span class="remat-more" hidden>{inside}\n{indent}</span>'
-                f"{_text(last, last.text.lstrip())}"
+            inside = "".join(f"\n{_text(inner, inner.text, pattern)}" for inner in inner_lines)
+            content += (
+                f'{_button(f"Unfold the {what}")}<span class="remat-more" hidden>{inside}\n{" " * _indent(last)}</span>'
+                f"{_text(last, last.text.lstrip(), pattern)}"
             )
-        else:
-            content = _text(line, line.text)
-        pieces.append(_line(line, content, places, live=True))
+        pieces.append(_line(line, content, places, live))
     return ["".join(pieces[start : start + _CHUNK]) for start in range(0, len(pieces), _CHUNK)]
 
 

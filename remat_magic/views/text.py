@@ -267,7 +267,7 @@ def _saved(report: Report, last: Sequence[str], code: _Code) -> _Parts:
         below += _headed("Runs again in the backward pass", shown, *_more(len(again) - _REPEATED, "more line"))
     if report.code:
         below += _headed("As code", *code(report.code, 6))
-    below += [*_notes(answer.notes(report)), *_sentences(last)]
+    below += [*_notes(notes_of(report, counting=False)), *_sentences(last)]
 
     def fill(room: int, _: _Code) -> list[RenderableType]:
         kept = [row for row in residual_rows(report) if row.kept and not row.first.dropped]

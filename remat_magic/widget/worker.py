@@ -1,10 +1,11 @@
-"""One thread that does the newest request: a mailbox that holds one letter."""
+"""The newest request, for which there is a thread, and the newest wish, whoever made it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from remat_magic.records import RematError
@@ -66,3 +67,62 @@ class Worker(Generic[_T]):
 def sentence_of(error: Exception) -> str:
     """What an error says to the reader: its own sentence where it is ours."""
     return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {one_line(text_of(error))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A policy at a place; ``serial`` orders the wishes of browser and kernel."""
+
+    policy: str
+    at: str
+    serial: int = 0
+
+
+class Wishes:
+    """Which wish is the newest, whoever made it. From any thread."""
+
+    def __init__(self, wish: Wish) -> None:
+        self._wished = wish
+        self._lock = threading.RLock()
+        self._settling: int | None = None
+
+    @property
+    def wished(self) -> Wish:
+        """What was asked for last, which may not be shown yet."""
+        return self._wished
+
+    @property
+    def serial(self) -> int:
+        """The serial of the newest wish."""
+        return self._wished.serial
+
+    @property
+    def settling(self) -> bool:
+        """Whether this thread is in ``settle``."""
+        return self._settling == threading.get_ident()
+
+    def wish(self, policy: str, at: str, serial: int, post: Callable[[Wish], None]) -> None:
+        """Wish for something else, by the browser's serial if it is newer than all before.
+
+        ``post`` is called with each wish in the order of the wishes: a mailbox that holds one would else be left with
+        the older of two.
+        """
+        with self._lock:
+            self._wished = Wish(policy, at, max(serial, self.serial + 1))
+            post(self._wished)
+
+    def is_newest(self, wish: Wish) -> bool:
+        """Whether nothing newer is wished for."""
+        return wish.serial >= self.serial
+
+    def settle(self, wish: Wish, policy: str, at: str, assign: Callable[[], None]) -> None:
+        """Say what a wish has led to, and ``assign`` it, unless something newer is wished for."""
+        with self._lock:
+            if not self.is_newest(wish):
+                return
+            self._wished = Wish(policy, at, wish.serial)
+            self._settling = threading.get_ident()
+            try:
+                assign()
+            finally:
+                self._settling = None

@@ -17,6 +17,8 @@ export function firstScreen(widget) {
   const { one, all, part, root, store } = widget;
   const lists = [choiceList(widget, "policy"), choiceList(widget, "at")];
   const asked = new Set();
+  /** The HTML of each part, as it came: what comes again disturbs nobody. @type {Map<string, string | undefined>} */
+  const there = new Map();
   /** @type {HTMLSelectElement} */
   const select = one('[data-control="device"]');
   /** @type {HTMLInputElement} */
@@ -54,10 +56,10 @@ export function firstScreen(widget) {
     const parts = estimated(view);
     for (const name of PARTS) {
       part(name).classList.toggle("remat-waiting", !parts);
-      const html = parts?.[name] ?? "";
-      if (parts) part(name).innerHTML = html;
+      const html = parts ? (parts[name] ?? "") : ["verdict", "totals"].includes(name) ? "…" : there.get(name);
+      if (html !== there.get(name)) part(name).innerHTML = html ?? "";
+      there.set(name, html);
     }
-    if (!parts) for (const name of ["verdict", "totals"]) part(name).textContent = "…";
     part("wrong").innerHTML = view.parts.wrong;
     mark();
   }
