@@ -15,9 +15,7 @@ from remat_magic.records.choice import Choice, Parameter
 from remat_magic.records.comparison import Comparison, Places
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
-from remat_magic.records.exhausted import Exhausted, ExhaustedBuffer
 from remat_magic.records.fit import Fit, FitChoice
-from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
 from remat_magic.records.note import Note, NoteKind
 from remat_magic.records.operation import Equation, Kernel, Unit, dearest
@@ -25,8 +23,7 @@ from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.program import TEXTLESS, Program, ProgramLine, RecomputationKind
 from remat_magic.records.report import Report
 from remat_magic.records.residual import Kind, Origin, Reader, Residual
-from remat_magic.records.site import Site
-from remat_magic.records.source import SourceSpan, SourceText
+from remat_magic.records.source import GradientCall, Site, SourceSpan, SourceText
 from remat_magic.records.suggestions import Advice, WhatIf
 from remat_magic.records.timeline import (
     ArgumentRole,
@@ -40,7 +37,7 @@ from remat_magic.records.timeline import (
     Timeline,
     Times,
 )
-from remat_magic.records.xla_memory import XlaBuffer, XlaMemory
+from remat_magic.records.xla_memory import Exhausted, ExhaustedBuffer, XlaBuffer, XlaMemory
 
 __all__ = [
     "TEXTLESS",

@@ -12,8 +12,7 @@ from remat_magic.records.note import Note
 from remat_magic.records.operation import Equation, Kernel, dearest, total_flops
 from remat_magic.records.program import Program
 from remat_magic.records.residual import Kind, Residual
-from remat_magic.records.site import Site
-from remat_magic.records.source import SourceText
+from remat_magic.records.source import Site, SourceText
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,4 +1,4 @@
-"""Places in source text, and the text itself, as they were when a program was traced."""
+"""Places in source text, the text itself, and the checkpoints and gradients that are there: as a program was traced."""
 
 from __future__ import annotations
 
@@ -101,3 +101,46 @@ class SourceText:
     def place(self) -> str:
         """The cell or the file, as short as it is unambiguous: ``In[3]``, ``model.py``; empty if it has no name."""
         return _short_name(self.file, self.cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place where ``jax.checkpoint`` is applied, or could be; calls of one function at one place are one site.
+
+    ``policy`` is the policy as written: a choice's key where it is one of JAX's, else the callable's own name.
+    ``possible`` tells that there is no checkpoint; ``code`` is then what to write for one that saves nothing.
+    """
+
+    key: str
+    function: str
+    times: int
+    policy: str
+    source: SourceSpan | None = None
+    possible: bool = False
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCall:
+    """One function that a step differentiates inside, by ``jax.grad``, ``value_and_grad``, ``vjp`` or their like.
+
+    ``key`` tells it from the others (``gradient=`` takes it); ``function`` is its own name, ``source`` the line of its
+    definition. ``path`` holds the loops and calls around the first call, outermost first; ``times`` is how often it
+    runs in one step (None: in a loop of unknown length). ``wrt`` says what is differentiated, in its own argument
+    names.
+    """
+
+    key: str
+    function: str
+    source: SourceSpan | None
+    path: tuple[str, ...]
+    times: int | None
+    wrt: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Where it is defined and how often it runs: ``line 12, x5``; empty where neither is worth saying."""
+        parts = [self.source.place] if self.source else []
+        if self.times != 1:
+            parts.append("a loop of unknown length" if self.times is None else f"x{self.times}")
+        return ", ".join(parts)

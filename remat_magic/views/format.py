@@ -7,27 +7,11 @@ import math
 import zlib
 
 from remat_magic.records import SourceSpan
-from remat_magic.units import flops, nbytes, percent, seconds
+from remat_magic.units import flops as flops
+from remat_magic.units import nbytes as nbytes
+from remat_magic.units import percent as percent
+from remat_magic.units import seconds as seconds
 from remat_magic.wording import printable
-
-__all__ = [
-    "about",
-    "between",
-    "count",
-    "escape",
-    "exact",
-    "expression_key",
-    "flops",
-    "line_key",
-    "linked",
-    "location",
-    "nbytes",
-    "percent",
-    "seconds",
-    "signed",
-    "ticks",
-    "truncate",
-]
 
 _STEPS = 5  # on an axis at most
 

@@ -17,7 +17,7 @@ export function firstScreen(widget) {
   const { one, all, part, root, store } = widget;
   const lists = [choiceList(widget, "policy"), choiceList(widget, "at")];
   const asked = new Set();
-  /** The HTML of each part, as it came: what comes again disturbs nobody. @type {Map<string, string | undefined>} */
+  /** The HTML of each part, as it came: what comes again disturbs nobody. @type {Map<string, string>} */
   const there = new Map();
   /** @type {HTMLSelectElement} */
   const select = one('[data-control="device"]');
@@ -56,8 +56,8 @@ export function firstScreen(widget) {
     const parts = estimated(view);
     for (const name of PARTS) {
       part(name).classList.toggle("remat-waiting", !parts);
-      const html = parts ? (parts[name] ?? "") : ["verdict", "totals"].includes(name) ? "…" : there.get(name);
-      if (html !== there.get(name)) part(name).innerHTML = html ?? "";
+      const html = parts ? (parts[name] ?? "") : ["verdict", "totals"].includes(name) ? "…" : (there.get(name) ?? "");
+      if (html !== there.get(name)) part(name).innerHTML = html;
       there.set(name, html);
     }
     part("wrong").innerHTML = view.parts.wrong;
