@@ -56,10 +56,9 @@ class FakeWidget:
         apply=None,
         namespace=None,
         cell_id=None,
-        inputs=None,
         device="",
     ):
-        self.inputs, self.device = inputs, device
+        self.device = device
         self.trace, self.policy, self.at, self.title, self.apply = trace, policy, at, title, apply
         self.namespace, self.cell_id = namespace, cell_id
         self.closed = False

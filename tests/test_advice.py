@@ -512,11 +512,9 @@ def test_a_plan_needs_no_advice():
         blocks().advice(device="H1000")
 
 
-def test_advice_that_can_be_tried_has_a_button():
+def test_advice_with_code_has_a_button():
     advice = rm.trace(layers, *LAYERS).advice()
     html = advice_html(advice)
-    assert html.count('data-at="layer"') == 1
-    assert html.count("Try it") == 1
     # What is code looks like code, and is copied without the words around it: a decorator that Python takes.
     (code,) = re.findall(r'data-action="copy" data-text="([^"]*)"', html)
     assert code == advice[0].code == advice[0].mend.removeprefix("Write ").removesuffix(" on layer.")

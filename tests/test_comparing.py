@@ -45,7 +45,7 @@ def browser():
 
 @pytest.fixture
 def comparing(browser):
-    panels = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS), inputs=(ARGUMENTS, {})), browser)
+    panels = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
     yield panels
     panels.close()
 

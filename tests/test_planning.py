@@ -70,7 +70,7 @@ def test_a_plan_is_shown_by_its_budget(trace):
     other = dataclasses.replace(plan, names=plan.names[:1])
     widget._choose_plan(other, 2)
     widget._choose_plan(plan, 3)
-    assert [*widget._live.plans("function")] == [plan.policy, f"{plan.policy} #2"]
+    assert [*widget._live.plans()] == [plan.policy, f"{plan.policy} #2"]
     widget.policy = f"{plan.policy} #2"
     assert widget.report.saved_bytes == trace.report(other).saved_bytes != trace.report(plan).saved_bytes
     assert widget._render(widget.report)["label"] == f"{plan.label} #2"

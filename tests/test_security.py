@@ -183,7 +183,7 @@ def pages(attack: str):
     yield "frame", frame_of(
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
-        function_name=attack, can_apply=True, has_inputs=True,
+        function_name=attack, can_apply=True,
         gradients=(GradientCall(attack, attack, report.residuals[1].source, (attack,), 2, (attack,)),),
     )  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     policy.__name__ = policy.__qualname__ = attack
     slow = devices.Device(attack, {"f32": 1e12}, 1e12, 1e12, None, None, attack)
     monkeypatch.setitem(devices._KNOWN, attack, slow)
-    widget = RematWidget(trace, title=attack, apply=lambda _: attack, namespace={"mine": policy}, inputs=(args, kwargs))
+    widget = RematWidget(trace, title=attack, apply=lambda _: attack, namespace={"mine": policy})
     channel = widget.comm
 
     def tell(**content):

@@ -10,13 +10,13 @@ from remat_magic.widget.panels import PANELS
 from tests.views_records import small
 
 
-def frame_of(*, title="", devices=(), has_inputs=False, can_apply=True, **changes):
+def frame_of(*, title="", devices=(), can_apply=True, **changes):
     """The widget's frame for a trace with these attributes."""
     choices = changes.pop("choices", (Choice("none", "none", "No checkpoint."),))
     attributes = {"signature": "f(x) -> y", "wrt": ("x",), "sites": small().sites, "groups": (), "names": ("a",),
                   "function_name": "f", "gradients": (), "gradient": None, "mesh_devices": 1, "step_name": "",
                   "postponed": False, **changes}  # fmt: skip
-    live = LiveTrace(SimpleNamespace(choices=lambda: choices, **attributes), inputs=((), {}) if has_inputs else None)
+    live = LiveTrace(SimpleNamespace(choices=lambda: choices, **attributes))
     return frame(live, [panel(live, None, None) for panel in PANELS], title=title, can_apply=can_apply)
 
 

@@ -29,15 +29,13 @@ class Inspection:
     """A traced function under the policy that a line asks for.
 
     ``device`` is the name of the accelerator that was chosen, empty for this machine, None where none was.
-    ``inputs`` are the arguments of the call, or None if some of them have no values to run on. ``loss`` is what the
-    call differentiates, if the trace is of the call as it is.
+    ``loss`` is what the call differentiates, if the trace is of the call as it is.
     """
 
     trace: api.Trace
     policy: str
     at: str | None
     title: str
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     loss: Any = None
     device: str | None = None
 
@@ -88,9 +86,7 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     if device and not units.is_bytes(device):
         devices.get(device).check_mesh(trace.mesh_devices)
     trace.preview(policy.key, options.at, namespace)
-    # What a gradient inside is given is computed on the way; a step is given what the call gives it.
-    inputs = _with_values(callee) if trace.gradient is None or trace.step is not None else None
-    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss, device)
+    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), callee.loss, device)
 
 
 def named_device(name: str | None) -> str | None:
@@ -118,13 +114,6 @@ def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, .
         return callee.bound + number % written
 
     return tuple(argument if isinstance(argument, str) else position(argument) for argument in wrt)
-
-
-def _with_values(callee: Callee) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    leaves = jax.tree.leaves((callee.args, dict(callee.kwargs)))
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        return None
-    return callee.args, {name: value for name, value in callee.kwargs.items() if name not in _TAKEN}
 
 
 def _misfit(callee: Callee, raised: BaseException) -> str:

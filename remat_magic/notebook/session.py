@@ -110,7 +110,6 @@ class Session:
             apply=None if rebinding is None else lambda widget: rebinding.apply(function(widget), widget.policy),
             namespace=self.namespace,
             cell_id=self._cell_id,
-            inputs=inspection.inputs,
             device=inspection.device,
         )
         if options.text:  # first: what fails, fails before anything has changed

@@ -194,7 +194,7 @@ def notes_html(sentences: Iterable[str]) -> str:
 
 
 def advice_html(advice: Sequence[Advice], *, live: bool = True) -> str:
-    """Each finding with its line, what is at stake and the mend; in a live widget with buttons that try and copy it."""
+    """Each finding with its line, what is at stake and the mend; in a live widget with a button that copies it."""
     if not advice:
         return ""
     return f'<ul class="remat-advice">{"".join(_item(finding, live) for finding in advice)}</ul>'
@@ -222,14 +222,11 @@ def _item(finding: Advice, live: bool) -> str:
         at_stake = f' <b title="{escape(", ".join(exact))}; {what}">{escape(amount)}</b> at stake.'
     place = fmt.location(finding.source)
     where = f'<span class="remat-place">{escape(place)}</span> ' if place else ""
-    buttons = ""
-    if finding.policy and live:
-        chosen = f'data-policy="{html.escape(finding.policy)}" data-at="{html.escape(finding.at)}"'
-        buttons = f' <button type="button" {chosen} {KEYS}>Try it</button>'
+    copy = ""
     if finding.code and live:
         copied = f'data-action="copy" data-text="{html.escape(finding.code)}" title="Copy the code"'
-        buttons += f' <button type="button" {copied} {KEYS}>Copy</button>'
-    return f"<li>{where}{with_code(finding.sentence)}{at_stake}<br>{_mend(finding)}{buttons}</li>"
+        copy = f' <button type="button" {copied} {KEYS}>Copy</button>'
+    return f"<li>{where}{with_code(finding.sentence)}{at_stake}<br>{_mend(finding)}{copy}</li>"
 
 
 def _mend(finding: Advice) -> str:

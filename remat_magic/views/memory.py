@@ -478,7 +478,7 @@ def held(timeline: Timeline, live: bool = False) -> Table:
             cell(Part("", html=strip), hover=_life_words(layer, timeline, axis)),
         )
         rows.append(Row(cells, f' data-layer="{number}"{linked(_source(layer))}'))
-    heads = (("Size", "num"), ("Share", "num"), ("Line", "line"), ("What it is", "kind"), ("When", "life"))
+    heads = (("Size", "num"), ("Share", "num"), ("Line", "held"), ("What it is", "kind"), ("When", "life"))
     return Table("What holds the memory", heads, rows, "layers")
 
 

@@ -251,7 +251,7 @@ _SMALL = ("also", "kind", "library", "path", "whole")
 
 def _left(kind: str) -> str:
     """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
-    return "" if kind in ("num", "share") else ' style="text-align:left"'
+    return "" if kind in ("num", "share", "buttons") else ' style="text-align:left"'
 
 
 def _row_html(row: Row, kinds: Sequence[str]) -> str:

@@ -167,7 +167,6 @@ class FirstScreen(Panel):
                 "device": live.device,
                 "html": views.changes_html(fit, all_of=len(fit.tried)),
                 "figures": views.figures(fit.tried),
-                "done": fit.progress.finished,
             }
         )
 

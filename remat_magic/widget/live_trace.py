@@ -13,9 +13,6 @@ from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, Re
 from remat_magic.views.fit import compilers_remarks
 from remat_magic.views.memory import held_by_xla
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments to run on."""
-
 LIKE = "H100 SXM"
 """As on which peaks are where only bytes are given."""
 
@@ -26,7 +23,7 @@ class LiveTrace:
     """A trace, until it is closed, and what the keys of its shown policies stand for. From any thread.
 
     Args:
-        trace: as for ``RematWidget``, as are ``namespace`` and ``inputs``; None is closed already.
+        trace: as for ``RematWidget``, as is ``namespace``; None is closed already.
         device: the name of the accelerator that is to be fitted, or a text of so many bytes, empty for none; None where
             nothing is said of it.
 
@@ -43,12 +40,10 @@ class LiveTrace:
         self,
         trace: Trace | None,
         namespace: Mapping[str, Any] | None = None,
-        inputs: Inputs | None = None,
         device: str | None = None,
     ) -> None:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
-        self.inputs = inputs
         here = devices.accelerator() if device is None and trace is not None else None
         self.is_asked_for, self.was_chosen = device is not None, False
         self.device = _memory_called(device) if device else here.name if here else ""
@@ -190,8 +185,8 @@ class LiveTrace:
         return self._trace
 
     def close(self) -> None:
-        """Let go of the trace, the user's names and the inputs."""
-        self._trace = self.inputs = None
+        """Let go of the trace and the user's names."""
+        self._trace = None
         self.namespace = {}
         self.added, self.fit = [], None
 
@@ -243,11 +238,11 @@ class LiveTrace:
         """What the trace takes for a shown policy."""
         return self.policy(policy, at), at, self.namespace
 
-    def plans(self, at: str | None = None) -> dict[str, Plan]:
-        """The plans that were shown, of one place or of all, by their keys, oldest first."""
+    def plans(self) -> dict[str, Plan]:
+        """The plans that were shown, by their keys, oldest first."""
         with self._lock:
             policies = list(self._policies.items())
-        return {key: policy for key, policy in policies if isinstance(policy, Plan) and (at is None or policy.at == at)}
+        return {key: policy for key, policy in policies if isinstance(policy, Plan)}
 
 
 def _memory_called(text: str) -> str:

@@ -24,7 +24,7 @@ from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.frame import frame
 from remat_magic.widget.idle import IdleTime, Prefetch, idle_time
 from remat_magic.widget.live_text import answer, shown
-from remat_magic.widget.live_trace import Inputs, LiveTrace
+from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panels import PANELS, Panel, Request
 from remat_magic.widget.rendered import Kept, Rendered
 from remat_magic.widget.worker import Wish, Wishes, Worker, sentence_of
@@ -79,7 +79,6 @@ class RematWidget(Channel):
         apply: called with this widget by the Apply button; returns the sentence to show. None hides the button.
         namespace: the user's namespace, in which a policy that is no key is looked up.
         cell_id: the cell that shows the widget: when it runs again, the widget is closed.
-        inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
         device: what is to be fitted, to begin with: the name of an accelerator, or a text of so many bytes; empty for
             nothing. Default: what the reader chose in the widget that the cell showed before, else the one that JAX has
             found.
@@ -113,7 +112,6 @@ class RematWidget(Channel):
         apply: Callable[[RematWidget], str] | None = None,
         namespace: Mapping[str, Any] | None = None,
         cell_id: str | None = None,
-        inputs: Inputs | None = None,
         device: str | None = None,
         panels: tuple[type[Panel], ...] = PANELS,
     ) -> None:
@@ -122,7 +120,7 @@ class RematWidget(Channel):
         idle = idle_time(self._shell) if _kernel() else None
         if device is None and idle is not None:
             device = idle.chosen_device(cell_id)
-        live = LiveTrace(trace, namespace, inputs, device)
+        live = LiveTrace(trace, namespace, device)
         self._title = title
         self._panel_types = panels
         self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
@@ -385,11 +383,11 @@ class RematWidget(Channel):
         policy, at = "as_written", None
         try:
             if request.kind == "gradient":
-                other = LiveTrace(live.trace.of_gradient(request.text("key")), live.namespace, None, live.device)
+                other = LiveTrace(live.trace.of_gradient(request.text("key")), live.namespace, live.device)
             elif live.trace.postponed:
                 wish = self._wishes.wished
                 policy, at = live.policy(wish.policy, wish.at), wish.at
-                other = LiveTrace(live.trace.of_one_device(), live.namespace, live.inputs, live.device)
+                other = LiveTrace(live.trace.of_one_device(), live.namespace, live.device)
             else:
                 return  # it was asked twice
             first = self._turn_to(other, policy, at)
