@@ -202,7 +202,7 @@ def style(live: bool = False) -> str:
     Args:
         live: with what only the widget needs.
     """
-    names = (*_SHEETS, "widget.css", "calm.css", "choosing.css") if live else _SHEETS
+    names = (*_SHEETS, "widget.css", "choosing.css") if live else _SHEETS
     text = "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()

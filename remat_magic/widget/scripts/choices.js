@@ -79,7 +79,7 @@ export function panel(widget, key) {
     }
     body.append(...front.map(({ row }) => row));
     const current = (/** @type {Choice} */ { row }) => row.ariaCurrent === "true";
-    mark();
+    widget.mark();
     if (rest.length) {
       body.append(fold(rest.length), ...rest.map(({ row }) => row));
       for (const choice of rest) choice.row.hidden = !unfolded && !current(choice);
@@ -123,15 +123,6 @@ export function panel(widget, key) {
     head.append(button);
     row.append(head);
     return row;
-  }
-
-  /** Marks what is of the shown choice. */
-  function mark() {
-    const { policy, at } = widget.shown ?? {};
-    for (const each of /** @type {NodeListOf<HTMLElement>} */ (own.querySelectorAll("[data-choice]"))) {
-      const chosen = String((each.dataset.row ?? each.dataset.policy) === policy && (each.dataset.at === at || policy === "as_written"));
-      each.setAttribute(each.tagName === "TR" ? "aria-current" : "aria-pressed", chosen);
-    }
   }
 
   /** The edit of the shown choice stands below its row. */

@@ -48,6 +48,7 @@ export function firstScreen(widget) {
   }
 
   widget.estimated = estimated;
+  widget.mark = mark;
 
   /** Until a number is known that is of this choice on this device, there is none. @param {View} view */
   function fill(view) {
@@ -64,11 +65,13 @@ export function firstScreen(widget) {
     mark();
   }
 
-  /** Marks the row of the choice that is shown, and the button of the edit that is. */
+  /** Marks the rows and the point of the choice that is shown, and the button of the edit that is. */
   function mark() {
     const { policy, at } = widget.shown ?? {};
-    for (const row of all("tr[data-row]")) {
-      row.setAttribute("aria-current", String(row.dataset.row === policy && row.dataset.at === at));
+    for (const each of all("tr[data-row], [data-choice]")) {
+      const { row, policy: own, at: place } = each.dataset;
+      const chosen = (row ?? own) === policy && (place === at || policy === "as_written");
+      each.setAttribute(each.tagName === "TR" ? "aria-current" : "aria-pressed", String(chosen));
     }
     for (const button of all("button[data-diff]")) {
       button.setAttribute("aria-expanded", String(keyOf(button.dataset.diff, button.dataset.at) === edited));

@@ -62,6 +62,7 @@
  *   peeked: (key: string) => void, failed: () => void}} pinning
  * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
  *   device that is chosen; undefined while the kernel is asked for them
+ * @property {() => void} mark marks what is of the shown choice, among those that are offered
  * @property {(selector: string) => any} one the first element
  * @property {(selector: string) => any[]} all all elements
  * @property {(name: string) => any} part the element that follows the policy
