@@ -79,6 +79,14 @@ def test_figures_are_the_records_own(records):
         assert " ".join(found.sentence.split()) in " ".join(repr(records["advice"]).split())
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_figure_is_cut_off_where_there_is_little_room(width):
+    compared = rm.trace(layers, f32(6, 16, 16), f32(8, 16)).compare(device="TPU v5e")
+    shown = display.text(compared, width)
+    for row in compared:
+        assert not row.recomputed_flops or rm.units.flops(row.recomputed_flops) in shown
+
+
 def test_lists_are_tuples(records):
     rows = records["what_if"]
     assert isinstance(rows, tuple)

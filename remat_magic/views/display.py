@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -38,7 +39,7 @@ from remat_magic.views.plans import (
     what_if_html,
     what_if_table,
 )
-from remat_magic.views.tables import Text, printed, table_html, table_text
+from remat_magic.views.tables import TOP_ROWS, Text, printed, table_html, table_text
 from remat_magic.views.text import Answer
 from remat_magic.wording import one_line, printable
 
@@ -97,7 +98,9 @@ def renderable(record: Any) -> RenderableType:
             diff = Text(record.diff(), no_wrap=True, overflow="ignore")
             return Group(*map(Text, sentences), diff)
         case Timeline():
-            return Group(Text(line(record)), table_text(held(record)))
+            table = held(record)
+            at_peak = [row for row in table.rows if row.cells[0].parts][:TOP_ROWS]
+            return Group(Text(line(record)), table_text(replace(table, rows=at_peak)))
         case Exhausted():
             tables = [table_text(exhausted_table(record))] if record.buffers else []
             return Group(*map(Text, exhausted_sentences(record)), *tables)

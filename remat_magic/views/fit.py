@@ -145,7 +145,9 @@ def taken_table(lines: Sequence[answer.Taken]) -> Table:
             f"{_mute(line.where)}</div>"
         )
         held = _bold(fmt.nbytes(line.nbytes), fmt.exact(line.nbytes, "bytes"))
-        rows.append(Row((held, cell(Part("", html=bar)), cell(Part(f"{expression}  {line.where}", html=clipped)))))
+        rows.append(
+            Row((held, cell(Part("", html=bar)), cell(Part(f"{expression}  {line.where}".strip(), html=clipped))))
+        )
     if rest := lines[TAKEN:]:
         held = size(sum(line.nbytes for line in rest))
         rows.append(Row((held, cell(), cell(fmt.count(len(rest), "more line"))), kinds="remat-rest"))

@@ -24,9 +24,6 @@ TOP_ROWS = 10  # of a table of what is held
 # The style sheet shows at least so many characters of an expression.
 _CUT_OFF = 20
 
-# With more columns than these, numbers too are broken where a terminal is narrow.
-_MOST_COLUMNS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -352,7 +349,7 @@ def table_text(table: Table, *, brief: bool = False, heads: bool = True) -> rich
     made = grid(*(table.columns[number][0] if heads else "" for number in shown))
     for column, number in zip(made.columns, shown, strict=True):
         if kinds[number] == "num":
-            column.justify, column.no_wrap = "right", len(kinds) < _MOST_COLUMNS
+            column.justify, column.no_wrap = "right", "policy" not in kinds  # or so many that there is no room for it
     for row in table.rows:
         *cells, last = (_cell_text(row.cells[number], brief) for number in shown)
         more = () if brief else filter(None, (_cell_text(one) for one in row.cells[below:]))
