@@ -133,7 +133,10 @@ def test_an_error_within_args_is_the_users_own(with_jax):
 def test_what_is_no_function(with_jax):
     assert "`W` is a float: name a function or a call" in with_jax.complaint("%remat W")
     assert "parameters of `dict` cannot be read" in with_jax.complaint("%remat dict")
-    assert "write a call after %remat" in with_jax.complaint("%remat --text")
+
+
+def test_without_a_cell_before_there_is_nothing_to_run_again(cells):
+    assert "write a call after %remat" in cells.complaint("%remat --text")
 
 
 @pytest.mark.parametrize("decorator", ["@jax.checkpoint", "@jax.jit"])

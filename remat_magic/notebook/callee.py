@@ -25,7 +25,7 @@ from remat_magic._jax.wrappers import (
     is_jitted,
 )
 from remat_magic.libraries import layers
-from remat_magic.notebook.functions import consumes, lowered_by, name_of, prepares, takes_the_function
+from remat_magic.notebook.functions import consumes, lowered_by, name_of, takes_the_function
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
@@ -97,16 +97,31 @@ def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee
             return replace(callee, wrt=position + callee.bound)
 
 
-def is_meant(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call whose result the cell uses is the one to inspect: it gives something to differentiate."""
-    if prepares(fun):
-        return False
-    try:
-        callee = called(fun, args, kwargs)
-    except RematError:
-        return True  # which says what is wrong
+def may_be_inspected(callee: Callee, last: bool) -> bool:
+    """Whether a call is given something to differentiate; else it only prepares something, or trains all by itself.
+
+    Args:
+        callee: what is called.
+        last: whether the cell ends with the call alone, which arrays of integers suffice for: a model may be an object.
+    """
     leaves = jax.tree.leaves((callee.args, dict(callee.kwargs)))
-    return any(isinstance(leaf, float | complex) or _is_inexact(leaf) for leaf in leaves)
+    if any(isinstance(leaf, Iterator) for leaf in leaves):  # of batches, which a trace would take from it
+        return False
+    return any(
+        isinstance(leaf, float | complex) or _is_inexact(leaf) or (last and hasattr(leaf, "dtype")) for leaf in leaves
+    )
+
+
+def has_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether some arguments have no values to run on."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, dict(kwargs))))
+
+
+def cannot_be_traced(error: Exception) -> bool:
+    """Whether a function that raised this while it was traced may train: it does, or looks at values."""
+    errors = jax.errors
+    of_jax = (errors.ConcretizationTypeError, errors.TracerArrayConversionError, errors.UnexpectedTracerError)
+    return isinstance(error, (RematError, *of_jax, errors.NonConcreteBooleanIndexError))
 
 
 def _is_inexact(leaf: Any) -> bool:

@@ -2,8 +2,9 @@
 
 Text run from inside a magic loses its line numbers, shows its errors twice and cannot ``await``. Instead the first
 line becomes one line of Python, the marker, before IPython looks for cell magics; and once the cell is parsed, the
-marker makes way for a check of the line, and the cell's last call is handed to the inspection (``last_call``). All
-else is compiled as it stands.
+marker makes way for a check of the line, the cell stands in a ``with`` that runs it until its step (``running``), and
+what is found there is shown. Before each call of its last statements ``running`` is asked whether that is the one to
+inspect: ``F(a)`` becomes ``function(F)(a)``. All else is compiled as it stands.
 
 Both transformers are functions of the text alone, since ipykernel may transform a cell more often than it runs it.
 """
@@ -18,8 +19,7 @@ from collections.abc import Iterator
 
 from IPython.core.error import UsageError
 
-from remat_magic.notebook.hooked_call import hooked_expression, magic_call, shown
-from remat_magic.notebook.last_call import inspecting
+from remat_magic.notebook.asking import calls_something, magic_call, watched_block
 from remat_magic.notebook.line import parse
 
 _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")
@@ -70,16 +70,38 @@ class CellTransformer(ast.NodeTransformer):
             options = parse(self.parser, line)
         except UsageError:
             return ast.Module([first, *body], module.type_ignores)  # the check says it before the cell runs
-        inspection = magic_call("inspect_defined", marker, line, tuple(_functions(body)))
+        functions, watched = tuple(_functions(body)), list[ast.stmt]()
         if options.tree is not None:
             for node in ast.walk(expression := options.tree):
                 ast.copy_location(node, marker)
-            inspection = hooked_expression(line, expression)
-        elif options.args is None and (inspected := inspecting(body, line, inspection)) is not None:
-            return ast.Module([first, *inspected], module.type_ignores)
-        if body and isinstance(last := body[-1], ast.Expr):
-            body[-1] = shown(last.value)
-        return ast.Module([first, *body, ast.copy_location(ast.Expr(inspection), marker)], module.type_ignores)
+            if not calls_something(expression):
+                inspection = ast.Expr(magic_call("inspect_function", marker, line, expression))
+                return ast.Module([first, *_shown(body), ast.copy_location(inspection, marker)], module.type_ignores)
+            before, functions = _shown(body), ()
+            watched = watched_block([ast.copy_location(ast.Expr(expression), marker)])
+        elif options.args is not None:
+            before = _shown(body)
+        else:
+            before = [one for one in body if isinstance(one, ast.ImportFrom) and one.module == "__future__"]
+            watched = _shown(watched_block([one for one in body if one not in before]))
+        imports = any(isinstance(one, ast.Import | ast.ImportFrom) for one in watched)
+        around = ast.withitem(magic_call("running", marker, line, imports))
+        cell = ast.With([around], watched or [ast.Pass()])
+        answer = ast.Expr(magic_call("answer", marker, line, functions))
+        after = [ast.copy_location(one, marker) for one in (cell, answer)]
+        return ast.Module([first, *before, *after], module.type_ignores)
+
+
+def _shown(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements of which the expressions are shown as IPython shows them."""
+
+    def shown(statement: ast.stmt) -> ast.stmt:
+        if not isinstance(statement, ast.Expr):
+            return statement
+        value = magic_call("show", statement, statement.value, statement is body[-1])
+        return ast.copy_location(ast.Expr(value), statement)
+
+    return [shown(statement) for statement in body]
 
 
 def _marked_line(statement: ast.stmt) -> str | None:

@@ -79,6 +79,12 @@ def differentiates(fun: Any) -> bool:
     return any(takes_the_function(layer) or libraries.is_gradient(layer) for layer in layers(fun))
 
 
+def takes_a_gradient(fun: Any) -> bool:
+    """Whether a call of this takes a gradient for sure, as no call does that only tells of one."""
+    only_tell = (jax.eval_shape, print_saved_residuals)
+    return differentiates(fun) and not any(layer is one for layer in layers(fun) for one in only_tell)
+
+
 def takes_the_function(fun: Any) -> bool:
     """Whether it is ``jax.vjp`` or its like, which are called with a function and then its arguments."""
     takers = (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals)

@@ -16,7 +16,7 @@ import jax
 from remat_magic import api, devices, policies, units
 from remat_magic.meshes import mesh
 from remat_magic.notebook.callee import Callee
-from remat_magic.notebook.line import Options
+from remat_magic.notebook.line import Options, one_sentence
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, printable, text_of
 
@@ -68,7 +68,8 @@ def traced(
         raised = error
     own = _own_frames(raised.__traceback__)
     if own is None:  # raised before the function began: the call does not fit it
-        raise RematError(_misfit(callee, raised))
+        with one_sentence():
+            raise RematError(_misfit(callee, raised))
     raised.add_note(_while_tracing(callee, raised))
     cause = raised.__cause__
     # A cause within JAX, which it hides where it raises one itself, would stand before the user's own line.

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from IPython.core.error import UsageError
 
 from remat_magic.parsing import parse_python
+from remat_magic.records import RematError
+from remat_magic.wording import printable
 
 NAME_KINDS = ("save", "offload")
 
@@ -38,6 +41,7 @@ class Options:
     at: str | None = None
     wrt: tuple[int | str, ...] | None = None
     gradient: str | None = None
+    step: str | None = None
     device: str | None = None
     mesh: str | None = None
     args: str | None = None
@@ -71,6 +75,7 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         at=values.at,
         wrt=_wrt(values.wrt),
         gradient=values.gradient,
+        step=values.step,
         device=values.device,
         mesh=values.mesh,
         args=values.args,
@@ -215,3 +220,28 @@ def _late_option(parser: argparse.ArgumentParser, expression: str) -> str | None
 def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
     near = difflib.get_close_matches(name, actions, n=1)
     return f": did you mean {near[0]}?" if near else ""
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Let IPython say what the user can mend in one sentence, without a traceback."""
+    try:
+        yield
+    except RematError as error:
+        raise UsageError(printable(_in_options(str(error)))) from None
+
+
+# Parameters of rm.trace in a sentence: with a value, as a word of their own, or in code's quotes.
+_PARAMETER = re.compile(r"(?<![-\w])(wrt|at|gradient)=('[^']*'|[\w-]+)|(?<![-\w`])(wrt)(?!\w)|`(wrt|at|gradient)`")
+_AUX = "set has_aux=True and return it as auxiliary data"
+
+
+def _in_options(sentence: str) -> str:
+    """What ``rm.trace`` says of its parameters, in the words of the line."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1] or match[3] or match[4], match[2] or ""
+        return f"--{name} {value if ' ' in value else value.strip(chr(39))}".rstrip()
+
+    auxiliary = "return it as auxiliary data and write the call as jax.grad(f, has_aux=True)(...)"
+    return _PARAMETER.sub(option, sentence.replace(_AUX, auxiliary))

@@ -10,7 +10,8 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -26,23 +27,28 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from remat_magic.notebook.asking import calls_something, watched_block
 from remat_magic.notebook.cell import CellTransformer, mark
 from remat_magic.notebook.completion import matcher_for
-from remat_magic.notebook.hooked_call import hooked_expression
-from remat_magic.notebook.line import Options, parse
-from remat_magic.notebook.questions import Inspected, Questions
+from remat_magic.notebook.line import Options, one_sentence, parse
 from remat_magic.notebook.rebinding import Rebinding
+from remat_magic.notebook.running import Found, Running
 from remat_magic.notebook.session import Session
 from remat_magic.records import RematError
-from remat_magic.wording import printable
 
 if TYPE_CHECKING:
     from remat_magic.notebook.callee import Callee
 
 
+_OWN_LINE = re.compile(r"%%remat\b.*\n?")
+
+
 @magics_class
 class RematMagics(Magics):
-    """The magic itself. What ``cell`` and ``last_call`` write into a cell calls its methods, or asks ``questions``."""
+    """The magic itself. What ``cell`` and ``asking`` write into a cell calls its methods, or those of what is ``now``.
+
+    ``now`` is what a cell, or an expression on the line, is running in; those around it are kept until it has ended.
+    """
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -52,7 +58,7 @@ class RematMagics(Magics):
         self.parser.allow_abbrev = False
         self.transformer = CellTransformer(self.parser)
         self.matcher = matcher_for(self.parser, self.session)
-        self.questions = Questions(self.session)
+        self._running = list[Running]()
 
     @no_var_expand
     @needs_local_scope
@@ -82,6 +88,12 @@ class RematMagics(Magics):
         metavar="KEY",
         help="""Of a function that takes gradients inside, which of them: its key, or none for the derivative of the
         function itself. Default: of a training step the gradient that saves most.""",
+    )
+    @argument(
+        "--step",
+        metavar="NAME",
+        help="""The function that is the training step, where the cell takes gradients before it. Default: what takes
+        the first gradient.""",
     )
     @argument(
         "--device",
@@ -138,20 +150,26 @@ class RematMagics(Magics):
 
         %%remat [options] [call]     as the first line of a cell
         %remat [options] call        for a function defined elsewhere
+        %remat [options]             for the cell that ran out of memory, else the one before
 
-        The cell runs as it is, but its last line, if it is a call such as loss(params, x) or
-        jax.grad(loss)(params, x), is inspected and not executed: its function and arguments are evaluated, and the
-        function is traced with abstract values. Where the cell ends otherwise, the one function that it defines (or
-        the one that it decorates with jax.checkpoint) is inspected, with your variables of its parameters' names as
-        arguments. Options come first; the rest of the line is Python, read as it stands.
+        The cell runs until its training step is called, wherever that is: in a loop, in main(). The step does not
+        run; it is traced with abstract values. If no gradient is taken before the last call, such as loss(params, x),
+        that call is inspected, and not made. A cell that only defines functions: the one that it decorates with
+        jax.checkpoint, or the one that no other calls, with your variables of its parameters' names as arguments.
+        Options come first; the rest of the line is Python, read as it stands.
         """
         __tracebackhide__ = True
         if cell is not None:
-            return self._run_cell(f"%%remat {line}\n{cell}")  # of an exported notebook
+            return self.show(self._run_cell(f"%%remat {line}\n{cell}"))  # of an exported notebook
         expression = self._read(line).tree
         if expression is None:
-            raise UsageError("nothing to inspect: write a call after %remat, such as %remat loss(params, x).")
-        return self._evaluate(hooked_expression(line, expression), local_ns)
+            return self._run_again(line)
+        if not calls_something(expression):
+            return self.inspect_function(line, self._evaluated(expression, local_ns))
+        with self.running(line):
+            [watched] = watched_block([ast.Expr(expression)])
+            self._evaluated(watched.value, local_ns)
+        return self.answer(line)
 
     def check(self, line: str, bound: Iterable[str] = ()) -> None:
         """Say what is wrong with a line, before anything runs.
@@ -164,7 +182,7 @@ class RematMagics(Magics):
             UsageError: of one sentence.
         """
         __tracebackhide__ = True
-        self.questions.forget()
+        self._running.clear()  # of a cell before that failed
         self._read(line, bound)
 
     def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
@@ -175,7 +193,7 @@ class RematMagics(Magics):
         from remat_magic import policies
         from remat_magic.notebook.inspection import named_device
 
-        with _one_sentence():
+        with one_sentence():
             named_device(options.device)
             if options.policy is None:
                 return options
@@ -185,20 +203,32 @@ class RematMagics(Magics):
                 policies.resolve(key, key.names, self.session.namespace)
         return options
 
-    def inspect_call(self, line: str, remark: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Inspect what the call ``fun(*args, **kwargs)`` differentiates or computes, as a checked line asks.
+    def running(self, line: str, imports: bool = False) -> Running:
+        """What a cell runs in, as a checked line asks; ``imports`` tells whether it imports something."""
+        options = parse(self.parser, line)
+        self._running.append(Running(self.session, options, partial(self._found, options=options), imports))
+        return self.now
 
-        This and the two methods below are what a cell calls in place of its last call. Each returns the widget (None
-        with ``--text``, where all is printed), and raises UsageError of one sentence for what the user can mend.
+    @property
+    def now(self) -> Running:
+        """What is running now."""
+        return self._running[-1]
+
+    def answer(self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]] = ()) -> Any:
+        """Show what the cell came to, or the function of some that it defines: the widget, or None with ``--text``.
+
+        Raises:
+            UsageError: there is nothing to inspect, or it is as the user can mend; one sentence.
         """
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import called
-        from remat_magic.notebook.functions import makes_a_function
+        from remat_magic.notebook.defined import defined
 
-        if makes_a_function(fun):
-            return self.inspect_function(line, fun(*args, **kwargs))
-        with _one_sentence():
-            return self._inspect(called(fun, args, kwargs).saying(remark), parse(self.parser, line))
+        options = parse(self.parser, line)
+        with one_sentence():
+            found = self._running.pop().answer(functions)
+            if found is not None:
+                return self._shown(found, options)
+            return self.inspect_function(line, *defined(self.session.namespace, functions))
 
     def inspect_function(self, line: str, fun: Any, remark: str = "", /) -> Any:
         """Inspect a function with the arguments that ``--args`` or the namespace gives."""
@@ -206,57 +236,38 @@ class RematMagics(Magics):
         from remat_magic.notebook.defined import with_arguments
 
         session, options = self.session, parse(self.parser, line)
-        with _one_sentence():
+        with one_sentence():
             if not callable(fun):
                 raise RematError(f"`{options.expression}` is a {type(fun).__name__}: name a function or a call.")
             callee = with_arguments(fun, options.args, session.namespace, session.variables)
-            return self._inspect(callee.saying(remark), options)
+            return self._shown(self._found(callee.saying(remark), options), options)
 
-    def inspect_defined(
-        self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]], required: bool = True
-    ) -> Any:
-        """Inspect the function that the cell defines; where it is not ``required``, it may define none."""
+    def _found(self, callee: Callee, options: Options) -> Found:
+        """A callee traced."""
         __tracebackhide__ = True
-        from remat_magic.notebook.defined import defined
+        from remat_magic.notebook.inspection import traced
 
-        with _one_sentence():
-            try:
-                function = defined(self.session.namespace, functions)
-            except RematError:
-                if required:
-                    raise
-                print("Nothing is inspected: the `if` around the call did not apply.")  # noqa: T201
-                return None
-            return self.inspect_function(line, *function)
+        callee, rebinding = self._rebinding(callee, options)
+        with _interruptible(), self.session.patience(f"Tracing {callee.name}…"):
+            return Found(callee, traced(callee, options.wrt, options.gradient, options.mesh), rebinding)
 
-    def inspect_kept(self, line: str, remark: str, targets: tuple[str, ...], skipped: str) -> Any:
-        """Inspect the call that was asked about last; ``targets`` are not assigned to."""
+    def _shown(self, found: Found, options: Options) -> Any:
+        """From the trace to the widget."""
         __tracebackhide__ = True
-        fun, args, kwargs = self.questions.take_call()
-        unassigned = _unassigned(targets, self.session.namespace) or ("The call did not run." if skipped else "")
-        remark = " ".join(filter(None, [remark, unassigned, skipped]))
-        return Inspected(self.inspect_call(line, remark, fun, *args, **kwargs))
+        from remat_magic.notebook.inspection import inspected
 
-    def _inspect(self, callee: Callee, options: Options) -> Any:
-        """From the callee to the widget."""
-        __tracebackhide__ = True
-        from remat_magic.notebook.inspection import inspected, traced
-
+        callee, trace, rebinding = found
+        if isinstance(rebinding, RematError):
+            if options.apply:
+                raise rebinding
+            rebinding = None
         session = self.session
-        try:
-            callee, rebinding = self._rebinding(callee, options)
-            with session.patience(f"Tracing {callee.name}…"):
-                trace = traced(callee, options.wrt, options.gradient, options.mesh)
-            session.remember(trace)
+        session.remember(trace)
+        with _interruptible():
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
-        except KeyboardInterrupt as interrupt:
-            # IPython keeps the last error and with it these frames, which hold a model, and JAX's settings in force
-            # where the interrupt came between two steps of a `with`.
-            traceback.clear_frames(interrupt.__traceback__)
-            raise UsageError("tracing was interrupted, and nothing was inspected: run the cell again.") from None
 
-    def _rebinding(self, callee: Callee, options: Options) -> tuple[Callee, Rebinding | None]:
-        """What to trace, and where Apply binds its function; None where nothing has a plain name and none is asked for.
+    def _rebinding(self, callee: Callee, options: Options) -> tuple[Callee, Rebinding | RematError]:
+        """What to trace, and where Apply binds its function, or why it cannot: nothing has a plain name.
 
         Where only the gradient of a function has a name, as a decorator leaves it, that gradient is traced as it is.
         """
@@ -265,21 +276,19 @@ class RematMagics(Magics):
         namespace = self.session.namespace
         try:
             return callee, Rebinding(namespace, layers(callee.fun), layers(callee.loss))
-        except RematError:
+        except RematError as error:
             gradient = None if options.wrt else callee.gradient
             if gradient is not None:
                 with contextlib.suppress(RematError):
                     return gradient.saying(" ".join(callee.notes)), Rebinding(namespace, [gradient.fun])
-            if options.apply:
-                raise
-            return callee, None
+            return callee, error
 
-    def show(self, value: object) -> None:
-        """Display a value as the last expression of a cell."""
-        if self.ip.ast_node_interactivity != "none":
+    def show(self, value: object, last: bool = True) -> None:
+        """Display a value as IPython displays that of an expression, the last one of a cell or another."""
+        if self.ip.ast_node_interactivity == "all" or (last and self.ip.ast_node_interactivity != "none"):
             sys.displayhook(value)
 
-    def _evaluate(self, expression: ast.expr, local_ns: MutableMapping[str, Any] | None) -> Any:
+    def _evaluated(self, expression: ast.expr, local_ns: MutableMapping[str, Any] | None = None) -> Any:
         __tracebackhide__ = True
         code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<%remat>", "eval")
         try:
@@ -290,18 +299,51 @@ class RematMagics(Magics):
                 raise  # from within what the operands call
             raise UsageError(f"`{error.name}` is not defined: assign it first, or correct the call.") from None
 
-    def _run_cell(self, text: str) -> None:
-        """Run a whole cell and show its value, as ``get_ipython().run_cell_magic`` of an exported notebook asks for."""
+    def _run_cell(self, text: str) -> Any:
+        """Run a whole cell, as ``get_ipython().run_cell_magic`` of an exported notebook asks for; its value."""
         __tracebackhide__ = True
         ip = self.ip
         source = ip.transform_cell(text)
-        name = ip.compile.cache(source, ip.execution_count, raw_code=text)
-        module: ast.Module = ip.transform_ast(ip.compile.ast_parse(source, filename=name))
-        value = None
-        for statement in module.body:
+        return self._run(ip.compile.ast_parse(source), ip.compile.cache(source, ip.execution_count, raw_code=text))
+
+    def _run(self, module: ast.Module, name: str) -> Any:
+        __tracebackhide__ = True
+        ip, value = self.ip, None
+        for statement in ip.transform_ast(module).body:
             code = _code(statement, name, ip.compile)
             value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
-        self.show(value)
+        return value
+
+    def _run_again(self, line: str) -> Any:
+        """Run the cell that ran out of memory, else the one before, until its step; and say what XLA said."""
+        __tracebackhide__ = True
+        ip, ran = self.ip, self.session.exhausted or self.session.before
+        if ran is None:
+            raise UsageError(
+                "nothing to inspect: write a call after %remat, such as %remat loss(params, x), or run a cell before."
+            )
+        asked, own = f"%%remat {line}\n", _OWN_LINE.match(ran.text)
+        module = ip.compile.ast_parse(ip.transform_cell(asked + (ran.text[own.end() :] if own else ran.text)))
+        for node in ast.walk(module) if own is None else ():  # the lines are those of the cell, which has no such line
+            if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
+                node.lineno, node.end_lineno = max(1, node.lineno - 1), max(1, (node.end_lineno or 1) - 1)
+        if _awaits(module):
+            raise UsageError("the cell awaits something: put %%remat on it and run it again.")
+        name = ip.compile.cache(ip.transform_cell(ran.text), ran.number, raw_code=ran.text)
+        if ran.message:
+            self.session.show_message(ran.message, as_text=bool(parse(self.parser, line).text))
+        return self._run(module, name)
+
+
+def _awaits(module: ast.Module) -> bool:
+    """Whether a cell awaits something in its own scope."""
+    pending: list[ast.AST] = [module]
+    for node in pending:  # which grows
+        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> CodeType:
@@ -311,42 +353,16 @@ def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> 
     return compiled(ast.Module([statement], []), name, "exec")
 
 
-def _unassigned(targets: tuple[str, ...], namespace: Mapping[str, Any]) -> str:
-    """What became of the names that a call would have been assigned to."""
-    old_names = [f"`{name}`" for name in targets if name in namespace or not name.isidentifier()]
-    new_names = [f"`{name}`" for name in targets if f"`{name}`" not in old_names]
-    outcomes = list[str]()
-    if old_names:
-        kept = "keep their old values" if len(old_names) > 1 else "keeps its old value"
-        outcomes.append(f"{' and '.join(old_names)} {kept}")
-    if new_names:
-        outcomes.append(f"{' and '.join(new_names)} {'are' if len(new_names) > 1 else 'is'} not assigned")
-    return f"The call did not run: {', '.join(outcomes)}." if targets else ""
-
-
 @contextlib.contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Let IPython say what the user can mend in one sentence, without a traceback."""
+def _interruptible() -> Iterator[None]:
+    """Tell of Ctrl-C in one sentence: the code that it interrupts is this package's, or the function's as a trace."""
     try:
         yield
-    except RematError as error:
-        raise UsageError(printable(_in_options(str(error)))) from None
-
-
-# Parameters of rm.trace in a sentence: with a value, as a word of their own, or in code's quotes.
-_PARAMETER = re.compile(r"(?<![-\w])(wrt|at|gradient)=('[^']*'|[\w-]+)|(?<![-\w`])(wrt)(?!\w)|`(wrt|at|gradient)`")
-_AUX = "set has_aux=True and return it as auxiliary data"
-
-
-def _in_options(sentence: str) -> str:
-    """What ``rm.trace`` says of its parameters, in the words of the line."""
-
-    def option(match: re.Match[str]) -> str:
-        name, value = match[1] or match[3] or match[4], match[2] or ""
-        return f"--{name} {value if ' ' in value else value.strip(chr(39))}".rstrip()
-
-    auxiliary = "return it as auxiliary data and write the call as jax.grad(f, has_aux=True)(...)"
-    return _PARAMETER.sub(option, sentence.replace(_AUX, auxiliary))
+    except KeyboardInterrupt as interrupt:
+        # IPython keeps the last error and with it these frames, which hold a model, and JAX's settings in force
+        # where the interrupt came between two steps of a `with`.
+        traceback.clear_frames(interrupt.__traceback__)
+        raise UsageError("tracing was interrupted, and nothing was inspected: run the cell again.") from None
 
 
 def load(ip: InteractiveShell) -> None:
@@ -357,7 +373,8 @@ def load(ip: InteractiveShell) -> None:
     ip.input_transformers_cleanup.append(mark)
     ip.ast_transformers.append(magics.transformer)
     ip.Completer.custom_matchers.append(magics.matcher)
-    ip.events.register("pre_run_cell", magics.session.pre_run_cell)
+    for event, hook in magics.session.events:
+        ip.events.register(event, hook)
 
 
 def unload(ip: InteractiveShell) -> None:
@@ -376,7 +393,8 @@ def unload(ip: InteractiveShell) -> None:
     for registry, hook in registered:
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
             registry.remove(hook)
-    ip.events.unregister("pre_run_cell", magics.session.pre_run_cell)
+    for event, hook in magics.session.events:
+        ip.events.unregister(event, hook)
     idle = sys.modules.get("remat_magic.widget.idle")  # no widget was ever shown where it is not imported
     if idle is not None:
         idle.forget(ip)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from IPython.display import display
 
 from remat_magic.records import RematError
-from remat_magic.wording import printable
+from remat_magic.wording import printable, text_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -22,13 +25,24 @@ if TYPE_CHECKING:
 
 
 _MOMENT = 1.0  # seconds
+_AGAIN = re.compile(r"\s*%remat\b.*\s*")  # a cell that may ask for the one before
+
+
+class Ran(NamedTuple):
+    """A cell that ran: its text, its number, who it is, and what XLA said if memory was exhausted."""
+
+    text: str
+    number: int
+    cell_id: str | None
+    message: str
 
 
 class Session:
     """What one shell remembers and shows.
 
     ``names``, ``sites``, ``policies`` and ``gradients`` are those of the function inspected last, for completion; the
-    trace itself is not kept.
+    trace itself is not kept. ``before`` is the cell that ran last, ``exhausted`` the last one that ran out of memory,
+    until it runs without that.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -37,7 +51,10 @@ class Session:
         self.sites: tuple[str, ...] = ()
         self.policies: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
+        self.before: Ran | None = None
+        self.exhausted: Ran | None = None
         self._cell_id: str | None = None
+        self.events = (("pre_run_cell", self.pre_run_cell), ("post_run_cell", self.post_run_cell))
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -53,6 +70,29 @@ class Session:
     def pre_run_cell(self, info: Any) -> None:
         """A cell begins."""
         self._cell_id = getattr(info, "cell_id", None)
+
+    def post_run_cell(self, result: Any) -> None:
+        """A cell has ended; where memory was exhausted, say who tells what took it."""
+        info = result.info
+        if info is None or not info.store_history or _AGAIN.fullmatch(info.raw_cell):
+            return
+        ran = Ran(info.raw_cell, result.execution_count, getattr(info, "cell_id", None), _message(result.error_in_exec))
+        before = self.exhausted
+        if ran.message:
+            self.exhausted = ran
+            print("%remat shows what took the memory, and what to change.")  # noqa: T201
+        elif before and (ran.text == before.text or (ran.cell_id and ran.cell_id == before.cell_id)):
+            self.exhausted = None
+        self.before = ran
+
+    def show_message(self, message: str, *, as_text: bool) -> None:
+        """Show what XLA said when memory was exhausted."""
+        from remat_magic.measuring.explain import explain
+        from remat_magic.views.display import text
+
+        with contextlib.suppress(RematError):  # in words that are not known
+            record = explain(message)
+            print(text(record)) if as_text else display(record)  # noqa: T201
 
     def remember(self, trace: Trace) -> None:
         """Keep what completion can offer next time."""
@@ -149,3 +189,13 @@ class Session:
             peaks = f"Peaks are as on {live.like}." if live.like else inspection.title
             print(printable(f"\n{short.diff}"))  # noqa: T201 - as it is to be applied
             shown(render(report, peaks))
+
+
+def _message(error: BaseException | None) -> str:
+    """What XLA says where memory is exhausted, in an error or one that led to it; empty in others."""
+    while error is not None:
+        text = text_of(error)
+        if "RESOURCE_EXHAUSTED" in text:
+            return text
+        error = error.__cause__ or error.__context__
+    return ""
