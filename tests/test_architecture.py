@@ -51,7 +51,19 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": (
-        {"records", "_jax", "libraries", "policies", "devices", "meshes", "views", "api", "widget"},
+        {
+            "records",
+            "_jax",
+            "libraries",
+            "policies",
+            "jaxprs",
+            "devices",
+            "measuring",
+            "meshes",
+            "views",
+            "api",
+            "widget",
+        },
         {"IPython", "jax", "rich"},
     ),
     # What `import remat_magic` offers.

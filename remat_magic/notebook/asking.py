@@ -19,7 +19,7 @@ _OPAQUE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _SIMPLE = (ast.Expr, ast.Assert, *_ASSIGNMENTS)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.Try, *_LOOPS)
+BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.Try, *_LOOPS)
 # Statements that do more than to show or use what was computed before.
 _DOES_MORE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.NamedExpr, ast.Await)
 _SHOWING = 4  # so many statements at the end of a cell are looked behind
@@ -58,7 +58,7 @@ def calls_something(expression: ast.AST) -> bool:
 
 
 def _watched(statement: ast.stmt, rest: list[ast.stmt]) -> ast.stmt:
-    if isinstance(statement, _BLOCKS):
+    if isinstance(statement, BLOCKS):
         other = copy.copy(statement)
         rest = [ast.Pass(), *rest] if isinstance(statement, _LOOPS) else rest  # of the next turn
         for part in ("body", "orelse", "finalbody"):

@@ -112,6 +112,21 @@ def may_be_inspected(callee: Callee, last: bool) -> bool:
     )
 
 
+def with_shapes_for_donated(callee: Callee) -> Callee:
+    """With types in the place of arrays that were donated, and have no values any more."""
+
+    def is_donated(leaf: Any) -> bool:
+        return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
+
+    def stand_in(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if is_donated(leaf) else leaf
+
+    if not any(map(is_donated, jax.tree.leaves((callee.args, dict(callee.kwargs))))):
+        return callee
+    args, kwargs = jax.tree.map(stand_in, (callee.args, dict(callee.kwargs)))
+    return replace(callee, args=args, kwargs=kwargs)
+
+
 def has_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether some arguments have no values to run on."""
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, dict(kwargs))))

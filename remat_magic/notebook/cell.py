@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from IPython.core.error import UsageError
 
-from remat_magic.notebook.asking import calls_something, magic_call, watched_block
+from remat_magic.notebook.asking import BLOCKS, calls_something, magic_call, watched_block
 from remat_magic.notebook.line import parse
 
 _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")
@@ -85,7 +85,8 @@ class CellTransformer(ast.NodeTransformer):
             before = [one for one in body if isinstance(one, ast.ImportFrom) and one.module == "__future__"]
             watched = _shown(watched_block([one for one in body if one not in before]))
         imports = any(isinstance(one, ast.Import | ast.ImportFrom) for one in watched)
-        around = ast.withitem(magic_call("running", marker, line, imports))
+        loops = bool(watched) and isinstance(watched[-1], BLOCKS)
+        around = ast.withitem(magic_call("running", marker, line, imports, loops))
         cell = ast.With([around], watched or [ast.Pass()])
         answer = ast.Expr(magic_call("answer", marker, line, functions))
         after = [ast.copy_location(one, marker) for one in (cell, answer)]

@@ -203,10 +203,10 @@ class RematMagics(Magics):
                 policies.resolve(key, key.names, self.session.namespace)
         return options
 
-    def running(self, line: str, imports: bool = False) -> Running:
-        """What a cell runs in, as a checked line asks; ``imports`` tells whether it imports something."""
+    def running(self, line: str, imports: bool = False, loops: bool = False) -> Running:
+        """What a cell runs in, as a checked line asks; whether it ``imports`` something, and ends in what ``loops``."""
         options = parse(self.parser, line)
-        self._running.append(Running(self.session, options, partial(self._found, options=options), imports))
+        self._running.append(Running(self.session, options, partial(self._found, options=options), imports, loops))
         return self.now
 
     @property
@@ -245,9 +245,10 @@ class RematMagics(Magics):
     def _found(self, callee: Callee, options: Options) -> Found:
         """A callee traced."""
         __tracebackhide__ = True
+        from remat_magic.notebook.callee import with_shapes_for_donated
         from remat_magic.notebook.inspection import traced
 
-        callee, rebinding = self._rebinding(callee, options)
+        callee, rebinding = self._rebinding(with_shapes_for_donated(callee), options)
         with _interruptible(), self.session.patience(f"Tracing {callee.name}…"):
             return Found(callee, traced(callee, options.wrt, options.gradient, options.mesh), rebinding)
 

@@ -41,10 +41,13 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         options: what the line says.
         trace: makes of a call what is to be shown.
         imports: whether the cell imports something, JAX perhaps: that is then not imported before.
+        loops: whether the cell ends in a loop or another block, which may train and is not begun unwatched.
     """
 
-    def __init__(self, session: Session, options: Options, trace: Callable[[Callee], Found], imports: bool) -> None:
-        self._session, self._options, self._imports = session, options, imports
+    def __init__(
+        self, session: Session, options: Options, trace: Callable[[Callee], Found], imports: bool, loops: bool
+    ) -> None:
+        self._session, self._options, self._imports, self._loops = session, options, imports, loops
         self._trace = trace
         self._functions: dict[int, Any] = {}
         self._watch: Caught | None = None
@@ -85,6 +88,9 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
             self._watch.__enter__()
         except RematError as error:
             self._lack = error
+            if self._loops:
+                with one_sentence():
+                    raise
             return
         self._way_out.enter_context(self._quiet_about_stops())
 
