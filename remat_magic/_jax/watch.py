@@ -61,6 +61,10 @@ _key = _made_key()
 class Stopped(BaseException):
     """Ends the code that is watched. ``except Exception`` lets it pass, and no handler of Ctrl-C takes it for that."""
 
+    def _render_traceback_(self) -> list[str]:
+        """As IPython asks for where it shows what ends the code that ``%run`` runs."""
+        return ["Stopped before the training step ran."]
+
 
 class _Gradient(BaseException):
     """From a gradient in a trace to the call of what is traced."""

@@ -219,6 +219,8 @@ def _candidates(frames: Sequence[FrameType], call: _jax.Jitted | None) -> tuple[
         api = [number for number, frame in enumerate(frames) if _jax.is_boundary(frame.f_code)]
         within = (_wrapper_called(frames[number]) for number in reversed(api))
         called = [made for made in within if made and function_name(made.function) != "cache_miss"]
+        if call is not None and not called:
+            called = [Call(call.function, call.args, call.kwargs)]
         frames = frames[api[-1] + 1 :] if api else frames
     around = (frame for frame in itertools.takewhile(_is_wrapping, frames) if not _jax.is_boundary(frame.f_code))
     return [*[made for frame in around if (made := _wrapper_called(frame))][-1:], *called], frames

@@ -50,6 +50,11 @@ def watched_block(statements: Sequence[ast.stmt], after: Sequence[ast.stmt] = ()
     return block
 
 
+def watched_expression(expression: ast.expr) -> ast.expr:
+    """An expression that stands for itself, with its calls told to the magic."""
+    return _Calls(expression, []).visit(copy.deepcopy(expression))
+
+
 def calls_something(expression: ast.AST) -> bool:
     """Whether an expression has a call that is told to the magic."""
     if isinstance(expression, ast.Call) and not is_command(expression):

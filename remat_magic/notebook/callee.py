@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
+from jax.core import Tracer
 
 from remat_magic import libraries
 from remat_magic._jax.wrappers import (
@@ -104,7 +105,7 @@ def may_be_inspected(callee: Callee, last: bool) -> bool:
         callee: what is called.
         last: whether the cell ends with the call alone, which arrays of integers suffice for: a model may be an object.
     """
-    leaves = jax.tree.leaves((callee.args, dict(callee.kwargs)))
+    leaves = _leaves(callee.args, callee.kwargs)
     if any(isinstance(leaf, Iterator) for leaf in leaves):  # of batches, which a trace would take from it
         return False
     return any(
@@ -116,7 +117,7 @@ def with_shapes_for_donated(callee: Callee) -> Callee:
     """With types in the place of arrays that were donated, and have no values any more."""
 
     def is_donated(leaf: Any) -> bool:
-        return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
+        return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
 
     def stand_in(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if is_donated(leaf) else leaf
@@ -129,7 +130,12 @@ def with_shapes_for_donated(callee: Callee) -> Callee:
 
 def has_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether some arguments have no values to run on."""
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, dict(kwargs))))
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in _leaves(args, kwargs))
+
+
+def _leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """All leaves, iterators among them, which JAX warns of."""
+    return jax.tree.leaves((args, dict(kwargs)), is_leaf=lambda leaf: isinstance(leaf, Iterator))
 
 
 def cannot_be_traced(error: Exception) -> bool:

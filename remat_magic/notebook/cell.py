@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from IPython.core.error import UsageError
 
-from remat_magic.notebook.asking import BLOCKS, calls_something, magic_call, watched_block
+from remat_magic.notebook.asking import BLOCKS, calls_something, magic_call, watched_block, watched_expression
 from remat_magic.notebook.line import parse
 
 _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")
@@ -78,7 +78,7 @@ class CellTransformer(ast.NodeTransformer):
                 inspection = ast.Expr(magic_call("inspect_function", marker, line, expression))
                 return ast.Module([first, *_shown(body), ast.copy_location(inspection, marker)], module.type_ignores)
             before, functions = _shown(body), ()
-            watched = watched_block([ast.copy_location(ast.Expr(expression), marker)])
+            watched.append(ast.copy_location(ast.Expr(watched_expression(expression)), marker))
         elif options.args is not None:
             before = _shown(body)
         else:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -27,7 +27,7 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from remat_magic.notebook.asking import calls_something, watched_block
+from remat_magic.notebook.asking import calls_something, watched_expression
 from remat_magic.notebook.cell import CellTransformer, mark
 from remat_magic.notebook.completion import matcher_for
 from remat_magic.notebook.line import Options, one_sentence, parse
@@ -167,8 +167,7 @@ class RematMagics(Magics):
         if not calls_something(expression):
             return self.inspect_function(line, self._evaluated(expression, local_ns))
         with self.running(line):
-            [watched] = watched_block([ast.Expr(expression)])
-            self._evaluated(watched.value, local_ns)
+            self._evaluated(watched_expression(expression), local_ns)
         return self.answer(line)
 
     def check(self, line: str, bound: Iterable[str] = ()) -> None:
@@ -307,10 +306,10 @@ class RematMagics(Magics):
         source = ip.transform_cell(text)
         return self._run(ip.compile.ast_parse(source), ip.compile.cache(source, ip.execution_count, raw_code=text))
 
-    def _run(self, module: ast.Module, name: str) -> Any:
+    def _run(self, module: ast.AST, name: str) -> Any:
         __tracebackhide__ = True
         ip, value = self.ip, None
-        for statement in ip.transform_ast(module).body:
+        for statement in cast("ast.Module", ip.transform_ast(module)).body:
             code = _code(statement, name, ip.compile)
             value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
         return value
@@ -336,7 +335,7 @@ class RematMagics(Magics):
         return self._run(module, name)
 
 
-def _awaits(module: ast.Module) -> bool:
+def _awaits(module: ast.AST) -> bool:
     """Whether a cell awaits something in its own scope."""
     pending: list[ast.AST] = [module]
     for node in pending:  # which grows

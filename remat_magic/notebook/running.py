@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +54,6 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         self._lack: RematError | None = None
         self._found: Found | None = None
         self._refused: Exception | None = None
-        self._way_out = contextlib.ExitStack()
         self._ran = list[Any]()  # at the end of the cell, since it was not to be inspected
         self._ended_so = False
 
@@ -91,37 +90,14 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
             if self._loops:
                 with one_sentence():
                     raise
-            return
-        self._way_out.enter_context(self._quiet_about_stops())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: Any) -> bool:
-        self._way_out.close()
         self._functions.clear()
         if self._watch is None or error is None:
             return self._watch is not None and self._lack is None and self._watch.__exit__(kind, error, tb)
         if self._lack is None:
             self._watch.__exit__(kind, error, tb)
         return _is_from_stop(error)
-
-    @contextlib.contextmanager
-    def _quiet_about_stops(self) -> Iterator[None]:
-        """Let IPython show no stop as an error: ``%time`` and ``%run`` show what ends the code that they run."""
-        shell = self._session.shell
-        before = vars(shell).get("showtraceback")
-        show = shell.showtraceback
-
-        def showtraceback(*args: Any, **kwargs: Any) -> None:
-            if not _is_from_stop(sys.exception()):
-                show(*args, **kwargs)
-
-        vars(shell)["showtraceback"] = showtraceback
-        try:
-            yield
-        finally:
-            if before is None:
-                vars(shell).pop("showtraceback", None)
-            else:
-                vars(shell)["showtraceback"] = before
 
     # ------------------------------------------------------------------------------------- the calls at the end
 
@@ -146,7 +122,8 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
                 follows, None where more is done.
         """
         self._functions[number] = fun
-        if "jax" not in sys.modules or not callable(fun):
+        ended = self._watch is not None and self._watch.stopped_at is not None  # a `finally` runs
+        if "jax" not in sys.modules or not callable(fun) or ended:
             return fun
         from remat_magic.notebook import functions
 
