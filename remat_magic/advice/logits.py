@@ -29,7 +29,6 @@ class Logits:
     Attributes:
         type: of the product, as JAX writes it.
         elements: how many numbers it has, and what is taken out of it, in one turn of the loops around it.
-        wide: whether the softmax is taken of more than 16 bits.
         turns: how often the product runs in the loops around it; 2 where that is not known.
         source: the line that takes the softmax.
         sources: those of all operations on values of that size.
@@ -38,7 +37,6 @@ class Logits:
 
     type: str
     elements: frozenset[int]
-    wide: bool
     turns: int
     source: SourceSpan | None
     sources: frozenset[SourceSpan]
@@ -111,7 +109,6 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
                 Logits(
                     _jax.type_text(eqn.outvars[0].aval),
                     frozenset({elements, _size(eqn.outvars[0])}),
-                    _jax.nbytes(exponential.outvars[0].aval) > 2 * elements,
                     inner.nesting[1] or 2,
                     sources.get(id(exponential)),
                     frozenset({*sources.values(), *calls}),

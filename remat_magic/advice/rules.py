@@ -421,12 +421,9 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         elif logits.turns != 1:
             mend = "It is that of one turn of a loop: half of it, in twice the turns, is held at a time."
         else:
-            half = ", or with logits that are kept in bf16 and the rest of the loss under jax.checkpoint"
             mend = (
                 f"Compute the loss in parts: jax.lax.map over {_PARTS} parts of the rows, with the product and the "
-                f"loss of each under jax.checkpoint, holds an {_PARTS}th of it at a time, and repeats that product. "
-                "Less is saved, but the peak is no lower, with a jax.custom_vjp rule of the loss that keeps "
-                f"its inputs only{half if logits.wide else ''}."
+                f"loss of each under jax.checkpoint, holds an {_PARTS}th of it at a time, and repeats that product."
             )
         yield Advice(
             "softmax-of-logits",

@@ -297,7 +297,7 @@ def _place(facts: Facts, at: str) -> str:
         name = f"the first {calls[1:]} calls of {name}"
     elif calls:
         name = f"{name}[{calls}]"
-    return f"each {group} calls of {name}" if group else name
+    return f"every {group} calls of {name} together" if group else name
 
 
 def with_imports(code: str) -> str:

@@ -173,7 +173,9 @@ class Fit(Displayed):
         if all_asked:
             choices = [replace(choice, fits=choice.fits and (choice.compiled or None)) for choice in choices]
         written = answers.get(self.as_written.which, self.as_written)
-        return replace(self, as_written=written, tried=ordered(choices), progress=progress)
+        # The largest batch is by estimate, and says nothing where XLA says otherwise of this one.
+        batch = self.largest_batch if (written.fits is True) == (self.fits is True) else None
+        return replace(self, as_written=written, tried=ordered(choices), progress=progress, largest_batch=batch)
 
 
 def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:

@@ -12,6 +12,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.headline import notes_of
 
 WORDS = {True: "Fits", False: "Does not fit", None: "May fit"}
+_GIVEN = ("parameter", "argument", "state", "batch")  # held from the first moment to the last, whatever is chosen
 
 
 def verdict(choice: FitChoice, capacity: int) -> tuple[str, str]:
@@ -140,10 +141,15 @@ def what_to_do(fit: Fit) -> str:
         return "Takes less time, and fits too" if rows else "Nothing has to change."
     if not fit.tried:
         return ""
+    given = sum(nbytes for kind, nbytes in fit.report.peak_by_kind if kind in _GIVEN) if fit.report else 0
+    alone = f"Its arguments alone are {fmt.nbytes(given)}: spread them over several devices. "
+    why = alone if given > fit.capacity_bytes else ""
     if not rows:
-        return "Nothing that was tried helps." if fit.progress.finished else "Nothing that helps is known yet."
+        return f"{why}Nothing that was tried helps." if fit.progress.finished else "Nothing that helps is known yet."
     best = rows[0].choice.fits
-    return "Try" if best else "These may fit" if best is None else "Nothing that was tried fits; these come nearest"
+    return (
+        "Try" if best else "These may fit" if best is None else f"{why}Nothing that was tried fits; these come nearest"
+    )
 
 
 def cost_head(rows: Iterable[Offered]) -> str:

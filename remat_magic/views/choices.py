@@ -36,7 +36,7 @@ def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
     shown = table_html(Table("All choices that were looked at", heads, rows, "tried"))
     notes = [answer.unfinished(fit), *(fit.not_tried if fit.progress.finished else ())] if fit else []
     said = "".join(f'<p class="remat-empty">{escape(note)}</p>' for note in notes if note)
-    more = f'<button type="button" data-action="what-if" {KEYS}>more: single values the other way</button>'
+    more = f'<button type="button" data-action="what-if" {KEYS}>What if one value more, or less, is saved</button>'
     return f"{_picture(choices, fit, in_time)}{shown}{said}{more}"
 
 
@@ -60,7 +60,8 @@ def _cost(choice: FitChoice) -> float | None:
 def _row(number: int, choice: FitChoice, fits: bool) -> Row:
     key, at = html.escape(choice.key), html.escape(choice.at)
     low, high = (choice.needed_bytes,) * 2 if choice.compiled else (choice.needed_low, choice.needed_high)
-    numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": _cost(choice)}
+    rank = {True: 0, None: 1, False: 2}[choice.fits]  # on the device; where the line is moved, it is by the range
+    numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": _cost(choice), "rank": rank}
     known = "".join(f' data-{name}="{value}"' for name, value in numbers.items() if value is not None)
     flags = f"{' data-unusable' * bool(choice.unusable)}{' data-donates' * bool(choice.donate)}"
     name = (

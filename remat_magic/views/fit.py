@@ -251,8 +251,8 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
         return ""
     saved = fmt.nbytes(report.saved_bytes)
     return (
-        f'<p class="remat-empty">On {escape(device)} {fmt.nbytes(kept)} of the {saved} that autodiff saves are kept at '
-        "most, by estimate: the compiler computes cheap values again, and frees some before others are made.</p>"
+        f'<p class="remat-empty">Autodiff saves {saved}; {escape(device)} holds at most {fmt.nbytes(kept)} of it at a '
+        "time, by estimate: its compiler computes cheap values again, and frees some before others are made.</p>"
     )
 
 

@@ -317,7 +317,7 @@ def timeline_html(
         backward = next((axis.edges[start] for phase, start, _ in phases if phase == "backward"), None)
         picture += xla_curve(by_xla, backward, marks[-1], COLUMNS)
         key = f'<p class="remat-xla-key">{escape(xla_name(compiled))}</p>'
-        below = table_html(held_by_xla_table(compiled, by_xla))
+        below = table_html(held_by_xla_table(compiled, by_xla, timeline))
     about = fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
     said = f"At the peak, {runs(timeline.moments[timeline.peak])}: {about} by estimate"
     told = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
@@ -544,14 +544,6 @@ def _number(value: object) -> str:
 
 
 _POINTS = 720  # steps drawn at most; of several in one place the highest is
-_XLA_ROLES = {
-    "argument": "arguments",
-    "output": "results",
-    "constant": "constants",
-    "saved": "saved",
-    "carried": "carried by loops",
-    "temporary": "temporaries",
-}
 
 
 def xla_name(measured: Measurement) -> str:
@@ -611,33 +603,18 @@ def _xla_what(buffer: XlaBuffer) -> str:
     return buffer.op_name.rpartition("/")[2] or buffer.opcode
 
 
-def _sums(buffers: Sequence[XlaBuffer]) -> str:
-    sums = {role: sum(buffer.nbytes for buffer in buffers if buffer.role == role) for role in _XLA_ROLES}
-    most = sorted(sums.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_XLA_ROLES[role]} {fmt.nbytes(nbytes)}" for role, nbytes in most if nbytes)
-
-
-def held_by_xla_table(measured: Measurement, memory: XlaMemory) -> Table:
-    """What XLA's program holds at its peak, the biggest first; the rows add up to the peak."""
+def held_by_xla_table(measured: Measurement, memory: XlaMemory, timeline: Timeline) -> Table:
+    """What XLA's program holds at its peak, the biggest first, in the words of the bar; the rows add up to the peak."""
     here = [buffer for buffer in memory.alive if buffer.space == "device"]
-    groups: dict[tuple[object, ...], list[XlaBuffer]] = {}
-    for buffer in here:
-        groups.setdefault((buffer.role, buffer.type, _xla_what(buffer), buffer.source, buffer.library), []).append(
-            buffer
-        )
-    alike = sorted(groups.values(), key=lambda group: -sum(buffer.nbytes for buffer in group))
-    rows = [
-        HeldRow(
-            len(group), sum(buffer.nbytes for buffer in group), first.type, _XLA_ROLES[first.role], _xla_what(first),
-            first.source, first.library,
-        )
-        for group in alike
-        for first in group[:1]
-    ]  # fmt: skip
+    groups: dict[tuple[str, str, str, SourceSpan | None, SourceSpan | None], list[int]] = {}
+    for buffer, value in zip(here, held_by_xla(memory, timeline), strict=True):
+        like = (buffer.type, ROLES[value.kind][0], _xla_what(buffer), buffer.source, buffer.library)
+        groups.setdefault(like, []).append(buffer.nbytes)
+    in_order = sorted(groups.items(), key=lambda group: -sum(group[1]))
+    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in in_order]
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
-    caption = f"{xla_words(measured, memory)} By role: {_sums(here)}.{others}"
-    return held_table(caption, "Role", rows, "buffer")
+    return held_table(f"{xla_words(measured, memory)}{others}", "What it is", rows, "buffer")
 
 
 # ------------------------------------------------------------------------------------------------ where it is exhausted

@@ -185,7 +185,7 @@ _TAUGHT = {
     "tab-memory": "What is held when, by the lines that hold it",
     "tab-notes": "What to know of the shown choice, and what would help that is no choice",
     "tab-values": "The values that are saved for the backward pass, called residuals, and what it computes again",
-    "together": "The other pane follows to the same operation",
+    "whole": "Show both jaxprs to their ends, and not their first lines alone",
     "unpick": "Choose no line: all rows are shown again, and nothing is marked",
 }
 """What a control is for, said on hover, by its key."""
@@ -291,10 +291,10 @@ class Jaxprs(Panel):
     asks = (("jaxprs",),)
 
     def tools(self) -> str:
-        """What the two jaxprs are moved through by."""
+        """What shows two long jaxprs whole: they do not scroll within the page."""
         return (
-            f'<div class="remat-tools"><label class="remat-check"{taught("together")}>'
-            f'<input type="checkbox" data-control="together" checked {KEYS}> Scroll together</label></div>'
+            f'<div class="remat-tools"><label class="remat-check"{taught("whole")} hidden>'
+            f'<input type="checkbox" data-control="whole" {KEYS}> Show all lines</label></div>'
         )
 
     def add(self, view: dict[str, Any], report: Report) -> None:

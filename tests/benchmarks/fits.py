@@ -46,7 +46,7 @@ args = jax.ShapeDtypeStruct((98304, 98304), jnp.float32), jax.ShapeDtypeStruct((
 args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((5, 4), (6, 5), (7, 6), (4,))]
 """,
 }
-"""The text of a file, or of a cell, that has ``train_step`` and its ``args``; what is compiled once stays in the cache."""
+"""The text of a file, or of a cell, that has ``train_step`` and its ``args``."""
 
 
 def executed(text: str, path: Path) -> Any:
@@ -56,7 +56,7 @@ def executed(text: str, path: Path) -> Any:
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     sys.modules[path.stem] = module
-    exec(compile(text, path, "exec"), vars(module))  # noqa: S102 - a program of this file
+    exec(compile(text, path, "exec"), vars(module))
     return module
 
 

@@ -15,6 +15,8 @@ import { count, quantity } from "./units.js";
 
 // So many rows, the biggest, are seen at first.
 const FIRST = 5;
+// What is alive anyway, and adds nothing to what is saved.
+const ALIVE = ".remat-argument, .remat-constant, .remat-literal";
 
 /** @returns {Arrangement} */
 export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
@@ -174,7 +176,8 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
 /** @param {HTMLElement[]} all @param {HTMLElement[]} shown @param {string} noun @param {string} unit */
 function summary(all, shown, noun, unit) {
   const values = (/** @type {HTMLElement[]} */ rows) => rows.reduce((sum, row) => sum + number(row), 0);
-  if (all.length === shown.length) return `${count(values(all), noun)}, ${quantity(total(all), unit)}`;
+  const saved = all.filter((row) => !row.matches(ALIVE));
+  if (all.length === shown.length) return `${count(values(saved), noun)}, ${quantity(total(saved), unit)}`;
   return `${values(shown)} of ${count(values(all), noun)}, ${quantity(total(shown), unit)} of ${quantity(total(all), unit)}`;
 }
 

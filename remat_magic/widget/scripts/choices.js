@@ -34,7 +34,7 @@ export function panel(widget, key) {
   function read(row, budget) {
     const number = (/** @type {string} */ name) => Number(row.dataset[name] ?? Infinity);
     const [needed, low, high, cost] = ["needed", "low", "high", "cost"].map(number);
-    const rank = high <= budget ? 0 : low <= budget ? 1 : 2;
+    const rank = line === null ? number("rank") : high <= budget ? 0 : low <= budget ? 1 : 2;
     const { unusable, donates } = row.dataset;
     return { row, needed, low, high, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
   }

@@ -13,6 +13,9 @@ export function panel(widget, key) {
   let revealed = "";
 
   function onFilled() {
+    const whole = /** @type {HTMLInputElement} */ (one('[data-control="whole"]'));
+    const isCut = [...part(key).querySelectorAll("pre")].some((pane) => pane.scrollHeight > pane.clientHeight + 1);
+    /** @type {HTMLElement} */ (whole.closest("label")).hidden = !isCut && !whole.checked;
     widget.linking.mark();
     reveal();
   }
@@ -85,7 +88,7 @@ export function panel(widget, key) {
       },
     },
     controls: {
-      together: ({ checked }) => panes.setTogether(checked),
+      whole: ({ checked }) => void part(key).classList.toggle("remat-whole", checked),
     },
     stop: panes.stop,
   };

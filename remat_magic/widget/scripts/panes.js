@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * The two panes of jaxprs: filled bit by bit, folded, moved through by keys, scrolled together, a variable's
- * definition and uses marked.
+ * The two panes of jaxprs: filled bit by bit, folded, moved through by keys, a variable's definition and
+ * uses marked.
  *
  * @typedef {object} Side one jaxpr to show
  * @property {Element} frame the section with its heading and its pane, without lines
@@ -12,8 +12,8 @@
 const FIRST_CHUNKS = 1;
 // So that the reader's own scrolling and typing have most of a frame's 16 ms.
 const MILLISECONDS_A_FRAME = 6;
-// The height in a pane, as a share of it, at which the other shows the same.
-const FOLLOWED = 0.4;
+// The height in a pane, as a share of it, at which a line is brought into sight.
+const HEIGHT = 0.4;
 // Where a word of the text can be a variable; see remat_magic/views/rows.py.
 const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
@@ -37,13 +37,8 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
   /** @type {Job[]} */
   let jobs = [];
   let frame = 0;
-  let together = true;
-  /** @type {HTMLElement | null} */
-  let active = null;
   /** @type {HTMLElement | null} */
   let here = null;
-  /** @type {WeakMap<HTMLElement, Map<string, HTMLElement>>} */
-  let operations = new WeakMap();
   // Firefox before 140 has none. They are shared by all widgets of the page: a variable marked here is so nowhere else.
   const canHighlight = "highlights" in CSS;
 
@@ -69,8 +64,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     panes.className = "remat-panes";
     panes.append(...sides.map(({ frame: section }) => section.cloneNode(true)));
     part.replaceChildren(...before.map((element) => element.cloneNode(true)), panes);
-    operations = new WeakMap();
-    here = active = null;
+    here = null;
     jobs = [...part.querySelectorAll("pre")].map((pane, index) => ({ pane, next: 0, side: sides[index] }));
     for (const job of jobs) advance(job, FIRST_CHUNKS);
     // Asked for in vain, it would have all be laid out at once.
@@ -172,7 +166,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     const current = here && pane.contains(here) ? here : null;
     const fold = /** @type {HTMLElement | null | undefined} */ (current?.querySelector(".remat-fold"));
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      const first = /** @type {HTMLElement | null} */ (lineAt(pane, 0.15) ?? pane.querySelector(".remat-l"));
+      const first = /** @type {HTMLElement | null} */ (pane.querySelector(".remat-l"));
       const next = current ? neighbour(current, event.key === "ArrowDown") : first;
       if (next) {
         goTo(next);
@@ -185,49 +179,8 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     event.preventDefault();
   });
 
-  // Scrolling together.
-
-  /** The line at a height of a pane, as a share of it. @param {HTMLElement} pane @param {number} share */
-  function lineAt(pane, share) {
-    const box = pane.getBoundingClientRect();
-    const at = document.elementFromPoint(box.left + Math.min(80, box.width / 2), box.top + box.height * share);
-    return /** @type {HTMLElement | null} */ (at && pane.contains(at) ? at.closest(".remat-l") : null);
-  }
-
-  /** @param {HTMLElement} pane */
-  function operationsOf(pane) {
-    let first = operations.get(pane);
-    if (!first) {
-      first = new Map();
-      for (const line of /** @type {NodeListOf<HTMLElement>} */ (pane.querySelectorAll("[data-o]"))) {
-        const key = line.dataset.o ?? "";
-        if (!first.has(key)) first.set(key, line);
-      }
-      if (done()) operations.set(pane, first);
-    }
-    return first;
-  }
-
-  /** Puts the other pane where it shows the same operation. @param {HTMLElement} pane */
-  function follow(pane) {
-    const other = jobs.map((job) => job.pane).find((one) => one !== pane);
-    let line = lineAt(pane, FOLLOWED);
-    if (!other || !line) return;
-    const first = operationsOf(other);
-    for (let left = 200; left > 0 && line; left -= 1) {
-      const same = line.dataset.o === undefined ? undefined : first.get(line.dataset.o);
-      if (same) {
-        const offset = line.getBoundingClientRect().top - pane.getBoundingClientRect().top;
-        other.scrollTop += same.getBoundingClientRect().top - other.getBoundingClientRect().top - offset;
-        return;
-      }
-      line = neighbour(line, false);
-    }
-  }
-
   /** Brings lines into sight, in each pane that shows none of them; where it can be, the same operation in both. @param {string} selector */
   function reveal(selector) {
-    active = null; // what is moved here leads nowhere
     /** @type {string | undefined} */
     let operation;
     for (const { pane } of jobs) {
@@ -237,38 +190,13 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
       const line = seen ?? lines.find((line) => line.dataset.o === operation) ?? lines[0];
       if (!line) continue;
       operation ??= line.dataset.o;
-      // Not the page; at the height where one pane follows the other.
-      if (!seen) pane.scrollTop += line.getBoundingClientRect().top - box.top - FOLLOWED * box.height;
+      if (!seen) pane.scrollTop += line.getBoundingClientRect().top - box.top - HEIGHT * box.height; // not the page
     }
   }
-
-  for (const kind of ["pointerover", "wheel", "focusin", "touchstart"]) {
-    part.addEventListener(
-      kind,
-      (event) => (active = /** @type {HTMLElement} */ (event.target).closest?.("pre") ?? active),
-      { passive: true },
-    );
-  }
-  let waiting = 0;
-  part.addEventListener(
-    "scroll",
-    (event) => {
-      const pane = /** @type {HTMLElement} */ (event.target);
-      // The pane that follows scrolls too, and must not lead back.
-      if (!together || pane !== active || waiting) return;
-      waiting = requestAnimationFrame(() => {
-        waiting = 0;
-        follow(pane);
-      });
-    },
-    { capture: true, passive: true },
-  );
 
   return {
     show,
     reveal,
-    /** @param {boolean} value */
-    setTogether: (value) => (together = value),
     stop: () => cancelAnimationFrame(frame),
   };
 }

@@ -1,3 +1,5 @@
+import operator
+
 import jax
 import jax.numpy as jnp
 
@@ -29,7 +31,7 @@ def loss_fn(params, tokens):
         x, _ = jax.lax.scan(lambda x, p: (block(x, p), None), x, params["blocks"])
     else:
         for number in range(L):
-            x = block(x, jax.tree.map(lambda w: w[number], params["blocks"]))
+            x = block(x, jax.tree.map(operator.itemgetter(number), params["blocks"]))
     logits = (x @ params["embedding"].T.astype(jnp.bfloat16)).astype(jnp.float32)
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1).mean()
 
