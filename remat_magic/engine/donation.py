@@ -105,8 +105,10 @@ def donation(step: Step, bound: Bound) -> Donation | None:
 def _coming_back(step: Step, arguments: Mapping[str, Sequence[int]]) -> list[str]:
     """The arguments whose arrays follow one another among the results, in their order, and not as they were."""
     flat = StraightLines(LiveEquations(_jax.open_jaxpr(step.closed)), lambda eqn: half_of(eqn) is not None)(step.closed)
-    inputs, made, back = {*flat.inputs}, flat.outputs, list[str]()
-    left: list[Any] = [_kind(aval) for aval in step.closed.out_avals]
+    # The settings of a module come back as constants, between its arrays.
+    places = [place for place, out in enumerate(step.closed.jaxpr.outvars) if not _jax.is_literal(out)]
+    inputs, made, back = {*flat.inputs}, [flat.outputs[place] for place in places], list[str]()
+    left: list[Any] = [_kind(step.closed.out_avals[place]) for place in places]
 
     def is_read_only(numbers: Sequence[int]) -> bool:
         return all(step.roles[number] == "batch" for number in numbers)
@@ -119,7 +121,7 @@ def _coming_back(step: Step, arguments: Mapping[str, Sequence[int]]) -> list[str
         for start in range(len(left) - len(own) + 1):
             there = slice(start, start + len(own))
             others = (new for new, old in zip(made[there], own, strict=True) if new != old)
-            if left[there] == kinds and own != [*made[there]] and inputs.isdisjoint(others):
+            if left[there] == kinds and own != made[there] and inputs.isdisjoint(others):
                 left[there] = [None] * len(own)
                 back.append(name)
                 break

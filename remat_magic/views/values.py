@@ -322,7 +322,8 @@ def residual_table(
             made(row.label, row.first, row.name, row.also, home),
             cell(_needed(row, report.complete)),
         )
-        body.append(Row(cells, _identity(row, row.nbytes), f"remat-{row.first.kind}"))
+        kinds = f"remat-{row.first.kind}{' remat-dropped' * row.first.dropped}"
+        body.append(Row(cells, _identity(row, row.nbytes), kinds))
     return Table("Values saved for the backward pass", (*_HEADS, ("Needed for", "needed")), body, _SHARED)
 
 

@@ -15,8 +15,8 @@ import { count, quantity } from "./units.js";
 
 // So many rows, the biggest, are seen at first.
 const FIRST = 5;
-// What is alive anyway, and adds nothing to what is saved.
-const ALIVE = ".remat-argument, .remat-constant, .remat-literal";
+// What is alive anyway, or dropped when compiled, and adds nothing to what is saved.
+const APART = ".remat-argument, .remat-constant, .remat-literal, .remat-dropped";
 
 /** @returns {Arrangement} */
 export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
@@ -176,7 +176,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
 /** @param {HTMLElement[]} all @param {HTMLElement[]} shown @param {string} noun @param {string} unit */
 function summary(all, shown, noun, unit) {
   const values = (/** @type {HTMLElement[]} */ rows) => rows.reduce((sum, row) => sum + number(row), 0);
-  const saved = all.filter((row) => !row.matches(ALIVE));
+  const saved = all.filter((row) => !row.matches(APART));
   if (all.length === shown.length) return `${count(values(saved), noun)}, ${quantity(total(saved), unit)}`;
   return `${values(shown)} of ${count(values(all), noun)}, ${quantity(total(shown), unit)} of ${quantity(total(all), unit)}`;
 }
