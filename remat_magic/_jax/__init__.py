@@ -86,6 +86,7 @@ from remat_magic._jax.primitives import (
     is_matmul,
     is_one_hot,
     is_placeholder,
+    is_plain,
     is_refused,
     is_reversed,
     is_rounding,

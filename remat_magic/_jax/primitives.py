@@ -93,6 +93,8 @@ _REARRANGES = SLICES | names("copy transpose rev split concatenate pad")
 FUSIBLE = ELEMENTWISE | FEW_TERMS | BROADCASTS | _REARRANGES | names("real imag complex iota")
 """What XLA makes one kernel of with what it reads."""
 
+_PLAIN = FUSIBLE | REDUCTIONS | {"dot_general"}
+
 SCATTERS = names("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
 """An operand in which some elements are replaced by, or combined with, those of another."""
 
@@ -194,6 +196,11 @@ def has_backward_rule(eqn: Any) -> bool:
 def is_matmul(eqn: Any) -> bool:
     """Whether an equation is a matrix multiplication or a convolution."""
     return eqn.primitive.name in MATMULS
+
+
+def is_plain(eqn: Any) -> bool:
+    """Whether it reads and writes its operands in order, as an addition or a matmul does: not a gather, nor a sort."""
+    return primitive_name(eqn) in _PLAIN
 
 
 def lanes_of_convolution(eqn: Any) -> tuple[tuple[Any, tuple[int, int]], ...]:

@@ -14,12 +14,10 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import FUSIBLE, REDUCTIONS
 from remat_magic.facts.buffers import DeviceMemory, Held
 from remat_magic.facts.measured_ranges import RANGES
 
 ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
-_PLAIN = FUSIBLE | REDUCTIONS | {"dot_general"}
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
 
 What = Literal["layers", "plain", "moved"]
@@ -50,8 +48,7 @@ def _what(value: Held) -> What:
         return "plain"
     if _jax.is_scan(eqn) and value.var in eqn.outvars[len(_jax.carried_operands(eqn)) :]:
         return "moved" if _jax.scan_length(eqn) >= _MANY else "layers"
-    plain = _jax.primitive_name(eqn) in _PLAIN or _jax.bodies(eqn)
-    return "plain" if plain and not _jax.is_complex(value.aval) else "moved"
+    return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
 
 
 def peak_range(peak: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
