@@ -525,8 +525,7 @@ def test_a_run_on_simulated_devices_is_called_so():
         assert (measured.error, measured.simulated) == ("", bool(many))
         found = trace.compare(["none"], "function", measurements=[measured])
         texts = found._repr_html_(), text(found)
-        assert ["this machine takes for all" in said for said in texts] == [bool(many)] * 2
-        assert ("measured, on cpu (16 simulated devices, run on this machine), of one device" in texts[0]) == bool(many)
+        assert ["devices are simulated" in said for said in texts] == [bool(many)] * 2
         only_compiled = trace.compare(["none"], "function", measurements=[trace.measure("none", "function")])
         assert "simulated" not in only_compiled._repr_html_()
 

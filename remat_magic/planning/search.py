@@ -7,6 +7,7 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,15 +33,12 @@ FEW_NODES = 10
 """Of the solver's tree, where many budgets are solved for and none is to be proven best."""
 
 _ATTEMPTS = 4  # solutions, where JAX saves more than was reckoned
-_GRID = 4  # budgets of saved bytes tried at first, evenly spaced, since a peak need not rise with what is saved
-_GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it, before any others
+_GRID = 4  # budgets of saved bytes, evenly spaced, where no plan fills the peak; twice as many where nothing fits
+_GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it
 FILLED = 0.98
 """Of the peak that is allowed: a plan that needs as much leaves next to nothing to gain."""
 CLEARLY = 0.99
 """Of what another choice costs: a plan that spares less is not worth its names."""
-_OFF = 0.1  # of the peak: what it holds beside the saved bytes differs by less between most choices at a place
-_HARDLY = 0.995  # of what a plan costs: what spares less is not looked for
-_STEPS = 4  # halvings of the interval in which the last plan lies that fits
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
 _TIMED_OUT = "The solver met its time limit: on a faster machine it may find better."
 
@@ -390,62 +388,37 @@ def _code(choices: Planner, plan: Plan, request: Request) -> str:
 
 
 def _within_peak(choices: Planner, request: Request, policies: Sequence[str], beat: float) -> Plan:
-    """The cheapest of what is known at the place, of JAX's policies, and of the best plans for some saved bytes.
-
-    First those that would fill the peak by what is known to be held beside the saved bytes. Where none of them does,
-    a grid: if peaks rise with the bytes saved, the largest budget that fits is between one that does and the next that
-    does not. They need not, so a few evenly spaced ones are tried first, the cheapest before the others. What cannot
-    win is not traced: it saves more than the peak may be, or costs more than what is known to fit.
+    """The cheapest of what is known at the place, of JAX's policies, and of plans that fill the peak.
 
     Raises:
         RematError: none fits; says what the least peak is that was found.
     """
     facts, limit, problem = choices.facts, request.budget, choices.problem(request.objective)
     tried = [*_policies(choices, request, policies), *known_plans(facts, request, choices.at)]
+    tried = [plan for plan in tried if plan.peak_bytes is not None]
+    held = operator.attrgetter("peak_bytes")
 
     def fits(plan: Plan) -> bool:
-        return plan.peak_bytes is not None and plan.peak_bytes <= limit
+        return (plan.peak_bytes or 0) <= limit
 
     def cheapest() -> float:
-        return min([beat, *(order(plan)[0] for plan in tried if fits(plan))])
+        return min([beat, *(order(plan)[0] for plan in filter(fits, tried))])
 
-    def enough(saved: int) -> bool:
-        """Whether the best plan for a budget of saved bytes fits, or what saves more should be tried instead."""
-        solution = problem.solve(saved, request.gap, FEW_NODES)
-        if solution is None:
-            return False
-        if request.objective.device is None and solution.cost >= cheapest():
-            return True
-        tried.append(replace(_applied(choices, request, problem, solution), timed_out=solution.timed_out))
-        return fits(tried[-1])
+    def fill(known: Iterable[Plan]) -> None:
+        found = filling(facts, choices.at, request, held, known, cheapest())
+        tried.extend([found] if found else [])
 
-    least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
-    most = max(least, min(most, limit)) if request.memory == PLAIN else most
-
-    def filled() -> bool:
-        """Whether a plan fits that leaves next to nothing of the peak, or none can win with some more of it.
-
-        What the peak holds beside the saved bytes differs little between the choices at a place.
-        """
-        under = [plan for plan in tried if plan.policy not in ("none", "as_written") and plan.peak_bytes is not None]
-        beside = min(((plan.peak_bytes or 0) - plan.saved_bytes for plan in under), default=0)
-        for _ in range(_GUESSES):
-            count, budget = len(tried), limit - beside
-            if not least <= budget < most:
-                return False
-            fit = enough(budget)
-            if len(tried) == count:
-                more = problem.solve(budget + round(_OFF * limit), request.gap, FEW_NODES)
-                return fit and more is not None and more.cost >= cheapest()
-            beside = (tried[-1].peak_bytes or 0) - tried[-1].saved_bytes
-            if fit and (tried[-1].peak_bytes or 0) >= FILLED * limit:
-                more = problem.solve(limit - beside, request.gap, FEW_NODES)
-                if more is None or more.cost >= _HARDLY * order(tried[-1])[0]:
-                    return True
-        return False
-
-    if not filled():
-        _try_grid(enough, tried, least, most, limit)
+    fill([plan for plan in tried if not plan.names])
+    if not any(FILLED * limit <= (plan.peak_bytes or 0) <= limit for plan in tried):  # a peak need not rise evenly
+        least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
+        most = max(least, min(most, limit)) if request.memory == PLAIN else most
+        count = _GRID if any(map(fits, tried)) else 2 * _GRID
+        budgets = (least + (most - least) * number // count for number in range(count))
+        solutions = filter(None, (problem.solve(budget, request.gap, FEW_NODES) for budget in budgets))
+        beaten = cheapest() if request.objective.device is None else math.inf
+        grid = [_applied(choices, request, problem, it) for it in solutions if it.cost < beaten]
+        tried += grid
+        fill(grid)
     best = min(filter(fits, tried), key=order, default=None)
     if best is None:
         lowest = min((plan for plan in tried if plan.peak_bytes), key=lambda plan: plan.peak_bytes or 0, default=None)
@@ -462,8 +435,8 @@ def filling(
     facts: Facts,
     at: str,
     request: Request,
-    held: Callable[[Report], int | None],
-    known: Iterable[Report],
+    held: Callable[[Report | Plan], int | None],
+    known: Iterable[Report | Plan],
     beat: float = math.inf,
 ) -> Plan | None:
     """A plan at a place that fills a limit, by lines through what saves least there and what was tried by then.
@@ -473,13 +446,14 @@ def filling(
         at: the place.
         request: what is asked for; its budget is the limit.
         held: what of a report is to stay within the limit.
-        known: reports of choices at the place.
+        known: choices at the place; the one that saves most of those within the limit is begun with.
         beat: what another choice within the limit costs: None where no plan is found that costs clearly less.
     """
     choices, limit, least = planner(facts, at), request.budget, request.objective
     problem = choices.problem(least)
-    (saved, most), *others = sorted((report.saved_bytes, held(report) or 0) for report in known)
-    slope = max(((needed - most) / (more - saved) for more, needed in others if more > saved), default=1.0)
+    sizes = sorted((report.saved_bytes, held(report) or 0) for report in known)
+    saved, most = max((size for size in sizes if size[1] <= limit), default=(0, math.inf))
+    slope = max(((needed - most) / (more - saved) for more, needed in sizes if more > saved), default=1.0)
     points, best = {saved: most}, None
     for _ in range(_GUESSES):
         low = max((size for size, needed in points.items() if needed <= limit), default=None)
@@ -501,20 +475,6 @@ def filling(
         if FILLED * limit <= needed <= limit:
             break
     return best
-
-
-def _try_grid(enough: Callable[[int], bool], tried: Sequence[Plan], least: int, most: int, limit: int) -> None:
-    """Try budgets of saved bytes all over the range, and then between the largest that fits and the next."""
-    budgets = [least + (most - least) * i // _GRID for i in range(_GRID + 1)]
-    first = next((i for i in reversed(range(len(budgets))) if enough(budgets[i])), None)
-    if first is None or first == _GRID:
-        return
-    low, high = budgets[first], budgets[first + 1]
-    for number in range(_STEPS):
-        middle = limit - max(((plan.peak_bytes or 0) - plan.saved_bytes for plan in tried[-1:]), default=0)
-        if number % 2 or not low < middle < high:  # else as if the peak held as much beside what is saved
-            middle = (low + high) // 2
-        low, high = (middle, high) if enough(middle) else (low, middle)
 
 
 def no_plan(facts: Facts, where: str, request: Request, lowest: Plan | None) -> RematError:
