@@ -33,7 +33,7 @@ FEW_NODES = 10
 """Of the solver's tree, where many budgets are solved for and none is to be proven best."""
 
 _ATTEMPTS = 4  # solutions, where JAX saves more than was reckoned
-_GRID = 4  # budgets of saved bytes, evenly spaced, where no plan fills the peak; twice as many where nothing fits
+_GRID = 4  # budgets of saved bytes, evenly spaced, where no plan fills the peak; twice as many where none fits
 _GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it
 FILLED = 0.98
 """Of the peak that is allowed: a plan that needs as much leaves next to nothing to gain."""
@@ -412,7 +412,7 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     if not any(FILLED * limit <= (plan.peak_bytes or 0) <= limit for plan in tried):  # a peak need not rise evenly
         least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
         most = max(least, min(most, limit)) if request.memory == PLAIN else most
-        count = _GRID if any(map(fits, tried)) else 2 * _GRID
+        count = _GRID if cheapest() < math.inf else 2 * _GRID
         budgets = (least + (most - least) * number // count for number in range(count))
         solutions = filter(None, (problem.solve(budget, request.gap, FEW_NODES) for budget in budgets))
         beaten = cheapest() if request.objective.device is None else math.inf
