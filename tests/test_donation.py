@@ -63,6 +63,12 @@ def counting(state: Any, count: Any, batch: Any) -> Any:
     return *update(state, batch), count + 1
 
 
+@partial(jax.jit, donate_argnums=(0, 1))
+def donating(params: Any, momentum: Any, x: Any, y: Any) -> Any:
+    (params, momentum), value = update((params, momentum), (x, y))
+    return params, momentum, value
+
+
 def with_settings(params: Any, momentum: Any, x: Any, y: Any) -> Any:
     """Numbers stand between the arrays, as the settings of equinox's modules do."""
     (params, momentum), value = update((params, momentum), (x, y))
@@ -87,6 +93,7 @@ def narrower(state: Any, batch: Any) -> Any:
         (jax.jit(lora), (WEIGHTS, WEIGHTS, BATCH), {}, ("adapters",), 1),
         (jax.jit(frozen), (WEIGHTS, WEIGHTS, BATCH), {}, ("adapters",), 1),
         (jax.jit(partial(apart, rate=1.0)), (WEIGHTS, WEIGHTS, *BATCH), {}, ("params", "momentum"), 2),
+        (donating.__wrapped__, (WEIGHTS, WEIGHTS, *BATCH), {}, (), 0),
         (with_settings, (WEIGHTS, WEIGHTS, *BATCH), {}, ("params", "momentum"), 2),
         (jax.jit(narrower), (STATE, BATCH), {}, (), 0),
         (jax.jit(loss), (WEIGHTS, *BATCH), {}, (), 0),

@@ -99,7 +99,8 @@ def donation(step: Step, bound: Bound) -> Donation | None:
     code = getattr(inspect.unwrap(fun), "__code__", None)
     where = ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
     found = Donation(tuple(names), tuple(positions), tuple(keywords), before, where, option)
-    return replace(found, code=_code(found, function_name(fun)))
+    name = function_name(fun)
+    return None if _is_written(found, name) else replace(found, code=_code(found, name))
 
 
 def _coming_back(step: Step, arguments: Mapping[str, Sequence[int]]) -> list[str]:
@@ -180,12 +181,25 @@ def _called(node: ast.expr) -> str:
     return _last(node)
 
 
-def _code(donated: Donation, name: str) -> str:
-    """What to write, as the step is jitted in its own file or cell; where that is not seen, as it would be."""
+def _own_jit(donated: Donation, name: str) -> tuple[ast.Module | None, ast.expr | None]:
+    """The text of the step's own file or cell, and the one expression in it that jits the step."""
     file, line = donated.where
     tree = parse_source("".join(linecache.getlines(file)))
     found = [] if tree is None else jits(tree, name, line)
-    jit = found[0] if len(found) == 1 else None
+    return tree, found[0] if len(found) == 1 else None
+
+
+def _is_written(donated: Donation, name: str) -> bool:
+    """Whether the source has it already: the step was traced without its jit."""
+    _, jit = _own_jit(donated, name)
+    option, value = donated.written(jit)
+    has = {keyword.arg: keyword.value for keyword in getattr(jit, "keywords", ())}.get(option)
+    return has is not None and ast.dump(has) == ast.dump(parse_expression(value))
+
+
+def _code(donated: Donation, name: str) -> str:
+    """What to write, as the step is jitted in its own file or cell; where that is not seen, as it would be."""
+    tree, jit = _own_jit(donated, name)
     option, value = donated.written(jit)
     after = f"donates {', '.join(donated.names)}"
     if jit is None:

@@ -71,9 +71,12 @@ def row(name: str, device: str, folder: Path) -> tuple[list[str], str]:
     module = executed(PROGRAMS[name], path)
     began = time.perf_counter()
     trace = rm.trace(module.train_step, *module.args)
+    stages, estimates = list[rm.Fit](), 0.0
     for fit in trace.fitting(device):
+        stages = [fit]
         if not fit.progress.current.startswith("compiling") and not fit.compiled:
             estimates = time.perf_counter() - began
+    (fit,) = stages
     seconds = time.perf_counter() - began
     before, best = by_xla(module), fit.best
     figures = [name, device, _gb(before.needed_bytes), _words(fit), "" if best is None else best.what]
