@@ -479,7 +479,7 @@ def test_a_plan_chooses_its_place():
     without = trace.report("none").peak_bytes
     usual, plan = trace.plan(saved="40%", at="function"), trace.plan(saved="40%")
     assert usual.peak_bytes > without
-    assert f"lowers it to {units.nbytes(trace.report('nothing_saveable', 'block').peak_bytes)}" in usual.status
+    assert "Its estimated peak is hardly lower than without a checkpoint there" in usual.status
     assert plan.at == trace.report(plan).at == "block"
     assert "Its place, block, was chosen with it; elsewhere less may be recomputed." in plan.status
     assert usual.recomputed_flops < plan.recomputed_flops
