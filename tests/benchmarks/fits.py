@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import remat_magic as rm
+from remat_magic.records import Fit
 
 _STEPS = Path(__file__).parent / "steps"
 _GPT = (_STEPS / "gpt.py").read_text(encoding="utf-8")
@@ -71,7 +72,7 @@ def row(name: str, device: str, folder: Path) -> tuple[list[str], str]:
     module = executed(PROGRAMS[name], path)
     began = time.perf_counter()
     trace = rm.trace(module.train_step, *module.args)
-    stages, estimates = list[rm.Fit](), 0.0
+    stages, estimates = list[Fit](), 0.0
     for fit in trace.fitting(device):
         stages = [fit]
         if not fit.progress.current.startswith("compiling") and not fit.compiled:
@@ -93,7 +94,7 @@ def row(name: str, device: str, folder: Path) -> tuple[list[str], str]:
     return [*figures, times, _gb(needed), f"{estimates:.1f}", f"{seconds:.0f}"], "; ".join(wrong)
 
 
-def _words(fit: rm.Fit) -> str:
+def _words(fit: Fit) -> str:
     batch = "" if fit.largest_batch is None else f", batch of {fit.largest_batch}"
     return {True: "fits", False: "does not fit", None: "may fit"}[fit.fits] + batch
 
