@@ -552,6 +552,7 @@ class Trace:
         device: str | Device | None = None,
         offload: float | str | bool | None = None,
         gap: float = 0.01,
+        compile: bool = True,  # noqa: A002
     ) -> Plan:
         """What to save within a budget so that recomputation costs least.
 
@@ -563,7 +564,10 @@ class Trace:
         Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
 
         What runs out is the peak, so ``peak`` is the budget to give as a rule: less may be saved and the peak no lower.
-        ``Plan.status`` says where that is so.
+        ``Plan.status`` says where that is so. Where the compiler of ``device`` is installed, a plan for a peak is
+        compiled before it is offered, and what has no checkpoint; one that XLA does not confirm is not offered, and the
+        next is tried, of four at most. So it is where JAX runs on a CPU and what XLA allocates follows policies: on the
+        newest JAX, and in scans.
 
         Args:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
@@ -587,14 +591,18 @@ class Trace:
                 Default: no.
             gap: how far from its bound a plan may be for the solver to stop, as a share of the cost. It also stops
                 after some hundred nodes of its tree. Default: 0.01.
+            compile: whether a plan for a peak is compiled, as above. Default: yes.
 
         Raises:
             RematError: no budget or two, or it is no size, or less is never needed at this place; no such site, device
-                or option; no backward half; nothing that was compiled fits the device, with what each needs.
+                or option; no backward half; no plan for a peak that was compiled keeps to it, with what each needs.
         """
+        from remat_magic.measuring.measure import asking
         from remat_magic.planning.plan import PlanRequest, plan
 
-        return plan(self.facts, PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap))
+        request = PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap)
+        ask = asking(self.facts, device) if compile and request.limit()[0] == "peak" else None
+        return plan(self.facts, request, ask)
 
     def what_if(
         self,

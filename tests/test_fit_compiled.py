@@ -6,13 +6,17 @@ import os
 import random
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
+from remat_magic import _jax, units
 from remat_magic.devices import device as device_module
 from remat_magic.editing import editor
-from remat_magic.measuring import fitting, job
+from remat_magic.measuring import fitting, job, measure
 from remat_magic.records import Measurement
+from tests.programs import f32
 from tests.test_donation import trained
 from tests.test_elsewhere import compiler, eventually
 from tests.test_fit import blocks
@@ -117,6 +121,99 @@ def test_whoever_stops_looking_ends_the_compiler(pretend):
     pids = [int(line) for line in started.read_text().split()]
     assert len(pids) == 1
     eventually(lambda: not os.path.exists(f"/proc/{pids[0]}"))
+
+
+# ------------------------------------------------------------------------------------------- asked before it is claimed
+
+
+def words(factors, tell):
+    """What `measuring.asking` gives: the estimate times a factor, which is of a program or of what is told of it."""
+
+    def asking(facts, device):
+        def ask(policy, at):
+            figures = facts.under(policy, at).figures(rm.devices.get(device))
+            tell(figures.peak_bytes)
+            factor = factors(policy, at)
+            if isinstance(factor, str):
+                return Measurement(str(policy), at, error=factor)
+            return Measurement(str(policy), at, needed_bytes=round(figures.peak_bytes * factor))
+
+        return ask
+
+    return asking
+
+
+def test_a_plan_is_compiled_before_it_is_offered(monkeypatch):
+    loss, args = blocks()
+    trace = rm.trace(loss, *args)
+    none = trace.report("none", "function", device=V5E).peak_bytes
+    alone = trace.plan(peak="85%", device=V5E, compile=False)
+    assert "Compiled" not in alone.status
+
+    asked = []
+    more = lambda policy, at: 1.0 if policy == "none" else 1.2  # noqa: E731
+    monkeypatch.setattr(measure, "asking", words(more, asked.append))
+    plan = trace.plan(peak="85%", device=V5E)  # the first needs more than that, and the next is for less
+    assert asked[0] == none
+    assert 1 < len(asked) - 1 <= 4
+    assert 1.2 * plan.peak_bytes <= 0.85 * none < 1.2 * alone.peak_bytes
+    assert plan.status.startswith(f"Compiled it needs {units.nbytes(round(1.2 * plan.peak_bytes))}, ")
+    assert asked[-1] == plan.peak_bytes == trace.report(plan, device=V5E).peak_bytes
+
+    monkeypatch.setattr(measure, "asking", words(lambda policy, at: 1.0 if policy == "none" else 9.0, asked.append))
+    with pytest.raises(rm.RematError, match="No plan that was compiled keeps loss within") as error:
+        trace.plan(peak="85%", device=V5E)
+    assert str(error.value).count(" at ") == 4  # what was tried
+
+    monkeypatch.setattr(measure, "asking", words(lambda policy, at: 0.5, asked.append))
+    assert trace.plan(peak=none - 1, device=V5E).policy == "none"  # which nobody needs to change
+    monkeypatch.setattr(measure, "asking", words(lambda policy, at: "it calls back.", asked.append))
+    plan = trace.plan(peak="85%", device=V5E)
+    assert (plan.names, plan.status[:43]) == (
+        alone.names,
+        "Its peak is an estimate: it calls back. " + alone.status[:3],
+    )
+
+
+def wide(params, x):
+    def mix(p, x):
+        def step(state, chunk):
+            q, k, v = chunk
+            a = jnp.where(jnp.tril(jnp.ones((64, 64), bool)), jnp.einsum("bhck,bhdk->bhcd", q, k), 0) @ v
+            return state + jnp.einsum("bhck,bhcv->bhkv", k, v), jnp.einsum("bhck,bhkv->bhcv", q, state) + a
+
+        q, k, v = ((x @ p[n]).reshape(2, 8, 64, 4, 32).transpose(1, 0, 3, 2, 4) for n in "qkv")
+        out = jax.lax.scan(step, jnp.zeros((2, 4, 32, 32)), (q, k, v))[1]
+        return out.transpose(1, 0, 3, 2, 4).reshape(2, 512, 128) @ p["o"]
+
+    for p in params:
+        x = x + mix(p, x)
+        x = x + (jax.nn.relu(x @ p["u"]) ** 2) @ p["d"]
+    return (x**2).mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", ["80%", "60%"])
+def test_a_plan_is_called_lower_only_where_xla_for_cpus_says_so(share):
+    """Chunked linear attention: the search for the lowest estimate finds what is underestimated most."""
+    layer = {n: f32(128, 128) for n in "qkvo"} | {"u": f32(128, 512), "d": f32(512, 128)}
+    args = [layer] * 2, f32(2, 512, 128)
+    trace = rm.trace(wide, *args)
+
+    def needed(function):
+        options = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+        memory = jax.jit(jax.value_and_grad(function, (0, 1))).lower(*args).compile(options).memory_analysis()
+        return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+
+    try:
+        plan = trace.plan(peak=share)
+    except rm.RematError as error:
+        assert "No plan that was compiled keeps wide lower than without a checkpoint" in str(error)
+        return
+    if plan.status.startswith("Compiled"):
+        assert needed(plan.apply(wide)) < needed(wide)
+    else:
+        assert not _jax.FOLLOWS_POLICIES
 
 
 @pytest.mark.slow

@@ -113,10 +113,12 @@ from remat_magic._jax.primitives import (
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.propagation import propagated
 from remat_magic._jax.settings import (
+    FOLLOWS_POLICIES,
     LARGEST_SHARE_OF_GPU,
     default_device,
     has_begun,
     memory_limit,
+    runs_on_cpu,
     share_of_gpu,
     thread_settings,
     x64,

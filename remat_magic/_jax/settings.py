@@ -7,11 +7,12 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 
-from remat_magic._jax.private import courtesy, do_without
+from remat_magic._jax.private import JAX_VERSION, courtesy, do_without
 
 _CARRIED = "settings made in `with` blocks, meshes too, are not in force while a click is answered"
 _settings: Any = jax.config  # its attributes are made at run time
@@ -39,6 +40,17 @@ def has_begun() -> bool:
     """Whether JAX has looked for devices yet, of whose memory it takes its part then; True where that is not known."""
     begun = courtesy("jax._src.xla_bridge.backends_are_initialized", "JAX looks for devices when a widget is shown")
     return bool(begun()) if begun is not None else True
+
+
+FOLLOWS_POLICIES = JAX_VERSION >= (0, 12)
+"""Whether what XLA for CPUs allocates follows a policy outside of scans: before it undoes checkpoints there."""
+
+
+def runs_on_cpu() -> bool:
+    """Whether JAX runs on the CPU, as far as that is known without looking for other devices."""
+    if has_begun():
+        return jax.default_backend() == "cpu"
+    return _settings.jax_platforms == "cpu" or not any(map(find_spec, ("jax_plugins", "libtpu")))
 
 
 LARGEST_SHARE_OF_GPU = 0.95

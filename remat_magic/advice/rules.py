@@ -428,7 +428,7 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         yield Advice(
             "softmax-of-logits",
             f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}. "
-            f"The mend lowers the peak to about {units.nbytes(peak - spared)}.",
+            f"With the mend the estimated peak is about {units.nbytes(peak - spared)}.",
             mend,
             spared,
             "bytes",

@@ -15,7 +15,7 @@ import numpy as np
 from remat_magic import _jax, devices, wording
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
-from remat_magic.facts.facts import Unknown, Variant
+from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.departures import offload_kept
@@ -265,6 +265,31 @@ def measure(
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
         return Measurement(choice.selection.policy, choice.selection.at, error=failure("make the inputs", error))
     return measure_on(choice, arrays, request, stop)
+
+
+def asking(facts: Facts, device: str | Device | None) -> Callable[[Any, str], Measurement] | None:
+    """What asks the compiler of a device, None for where JAX runs, about a policy at a place; None where none can tell.
+
+    XLA for CPUs follows a policy on the newest JAX, and in scans. On anything else JAX is not made to look for devices.
+    """
+    named = None if device is None else devices.get(device)
+    if named is not None and not named.measured:
+        if not named.compiles_here:
+            return None
+    elif not (_jax.runs_on_cpu() and (_jax.FOLLOWS_POLICIES or _saves_in_scans(facts))):
+        return None
+    request = MeasureRequest(device=named)
+    return lambda policy, at: measure(facts.choose(policy, at), request)
+
+
+def _saves_in_scans(facts: Facts) -> bool:
+    """Whether almost all that is saved without a checkpoint is stacked by scans."""
+    try:
+        saved = [row for row in facts.under("none").preview.residuals if row.kind == "intermediate"]
+    except RematError:
+        return False
+    stacked = (row.nbytes for row in saved if any(part.startswith("scan") for part in row.path))
+    return sum(stacked) >= 0.9 * sum(row.nbytes for row in saved)
 
 
 def measure_on(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.devices import Device
@@ -13,15 +14,21 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import COMPLEX
 from remat_magic.planning.places import CLEARLY_LOWER, FEW, known, searched, searching
-from remat_magic.planning.planner import INSIDE, objective
-from remat_magic.planning.search import FILLED, Request, known_plans, limit_of, no_plan, order, plan_at
+from remat_magic.planning.planner import INSIDE, budget_bytes, objective
+from remat_magic.planning.search import FILLED, Request, called, known_plans, limit_of, no_plan, order, plan_at
 from remat_magic.planning.solver import GAP
 from remat_magic.policies import MIXED
-from remat_magic.records import Plan, RematError, Report
+from remat_magic.records import Measurement, Plan, RematError, Report
 
 _PLACES = 2  # that are planned for, the usual one for a peak among them
 _CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
+_SMALL = 10**7  # bytes of a peak: below that XLA for CPUs is not asked, as nobody needs to know
+_COMPILED = 4  # plans for a peak, and besides what has no checkpoint
 _HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
+
+
+Ask = Callable[[Any, str], Measurement]
+"""Gives what a compiler says of a policy, or a plan, at a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,8 @@ class PlanRequest:
         return given[0]
 
 
-def plan(facts: Facts, asked: PlanRequest) -> Plan:
-    """``Trace.plan``."""
+def plan(facts: Facts, asked: PlanRequest, ask: Ask | None = None) -> Plan:
+    """``Trace.plan``; a peak is asked about first, where there is somebody to ``ask``."""
     (of, limit), at, device, gap = asked.limit(), asked.at, asked.device, asked.gap
     if not gap >= 0:
         raise RematError(f"gap={gap!r} is no share of the cost: give 0 or more.")
@@ -63,17 +70,14 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
     memory = memory_of(there)
     budget = limit_of(facts, at or facts.engine.default_at, limit, of, memory)
     request = Request(budget, of, least, gap, memory=memory)
-    if at is not None:
-        best = plan_at(facts, at, request)
-    else:
-        best = (_within_peak if of == "peak" else _within_saved)(facts, request)
-    sentences = [best.status]
+    best, compiled = _confirmed(facts, request, at, limit, ask) if ask else (_found(facts, request, at), "")
+    sentences = [compiled, best.status]
     if best.at != facts.engine.default_at and at is None:
         elsewhere = "" if of == "peak" else "; elsewhere less may be recomputed"  # a bound is of one place
         sentences.append(f"Its place, {best.at}, was chosen with it{elsewhere}.")
-    if of == "peak" and (best.peak_high or 0) > budget:
+    if of == "peak" and (best.peak_high or 0) > budget and not compiled:
         sentences.append(f"Its peak may be up to {units.nbytes(best.peak_high or 0)}, which is more: Measure tells.")
-    if _in_vain(facts, best, memory):
+    if _in_vain(facts, best, memory) and not compiled:
         sentences.append(
             "Its estimated peak is hardly lower than without a checkpoint there: trace.fit tells what lowers it."
         )
@@ -84,6 +88,79 @@ def plan(facts: Facts, asked: PlanRequest) -> Plan:
     peak_device = there.name if there is not None and memory != PLAIN else ""
     label = f"{best.label} on {peak_device}" if best.names and of == "peak" and peak_device else best.label
     return replace(best, label=label, status=" ".join(filter(None, sentences)), peak_device=peak_device)
+
+
+def _found(facts: Facts, request: Request, at: str | None) -> Plan:
+    """The plan by what is estimated.
+
+    Raises:
+        RematError: none fits.
+    """
+    if at is not None:
+        return plan_at(facts, at, request)
+    return (_within_peak if request.of == "peak" else _within_saved)(facts, request)
+
+
+def _confirmed(facts: Facts, request: Request, at: str | None, limit: float | str, ask: Ask) -> tuple[Plan, str]:
+    """The plan for a peak that the compiler says keeps to it, and a sentence on what was compiled.
+
+    A share is of what is needed without a checkpoint by the same word. As on no device a peak is an estimate of nothing
+    that is compiled for: then what is needed is to be less than without a checkpoint. Where it is not so, the next plan
+    is for as much less, or the one of the lowest peak that is known.
+
+    Raises:
+        RematError: none does, with what each needs; or as ``_found``.
+    """
+    place, on_device = at or facts.engine.default_at, request.memory != PLAIN
+    if not on_device and request.budget < _SMALL:
+        return _found(facts, request, at), ""
+    whole = ask("none", place)
+    needed = whole.needed_bytes or whole.total_bytes
+    if needed is None:
+        return _found(facts, request, at), f"Its peak is an estimate: {whole.error}"
+    facts.under("none", place).figures(request.memory)
+    allowed = budget_bytes(limit, lambda: needed) if on_device else needed - 1
+    tried, budget, texts = list[Plan](), request.budget, list[str]()
+    for _ in range(_COMPILED):
+        known = [plan for plan in known_plans(facts, request, at) if on_device or plan.peak_bytes <= request.budget]
+        candidates = sorted(known, key=lambda plan: plan.peak_bytes or 0)
+        if on_device and not tried and needed <= allowed:
+            candidates = [plan for plan in candidates if (plan.policy, plan.at) == ("none", place)]
+        else:
+            try:
+                candidates.insert(0, _found(facts, replace(request, budget=budget), at))
+            except RematError:
+                if not on_device and not tried:
+                    raise
+        if not on_device:  # what is repeated at one place may all be done at once there
+            candidates.sort(key=lambda plan: plan.at in {other.at for other in tried})
+        best = next((plan for plan in candidates if not any(_is_same(plan, other) for other in tried)), None)
+        if best is None:
+            break
+        if best.policy in ("none", "as_written") and not on_device:
+            return best, ""
+        measured = ask(best if best.names else best.policy, best.at)
+        needs = measured.needed_bytes or measured.total_bytes
+        tried.append(best)
+        texts.append(f"{called(best)} {units.nbytes(needs) if needs else 'is not compiled'}")
+        if needs is not None and needs <= allowed:
+            others = f" Not confirmed: {', '.join(texts[:-1])}." if texts[1:] else ""
+            return (
+                best,
+                f"Compiled it needs {units.nbytes(needs)}, {units.nbytes(needed)} without a checkpoint.{others}",
+            )
+        budget = round((best.peak_bytes or 0) * allowed / (needs or needed))
+    name = facts.engine.primal.name
+    keeps = f"within {units.nbytes(allowed)}" if on_device else "lower than without a checkpoint"
+    raise RematError(
+        f"No plan that was compiled keeps {name} {keeps}, where it needs {units.nbytes(needed)}: {', '.join(texts)}. "
+        "Raise the budget, or see trace.fit()."
+    )
+
+
+def _is_same(one: Plan, other: Plan) -> bool:
+    """Whether two plans make one program, whatever they are called."""
+    return one.at == other.at and (one.names or one.policy) == (other.names or other.policy)
 
 
 def _within_saved(facts: Facts, request: Request) -> Plan:
