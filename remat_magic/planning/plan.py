@@ -104,9 +104,9 @@ def _found(facts: Facts, request: Request, at: str | None) -> Plan:
 def _confirmed(facts: Facts, request: Request, at: str | None, limit: float | str, ask: Ask) -> tuple[Plan, str]:
     """The plan for a peak that the compiler says keeps to it, and a sentence on what was compiled.
 
-    A share is of what is needed without a checkpoint by the same word. As on no device a peak is an estimate of nothing
-    that is compiled for: then what is needed is to be less than without a checkpoint. Where it is not so, the next plan
-    is for as much less, or the one of the lowest peak that is known.
+    A share is of what is needed without a checkpoint by the same word. On no device a peak is an estimate of nothing
+    that is compiled for: then what is needed is to be less than without a checkpoint. The estimate is searched for as
+    much less as the one before was off, and at last for what is known to be the lowest.
 
     Raises:
         RematError: none does, with what each needs; or as ``_found``.
@@ -115,52 +115,47 @@ def _confirmed(facts: Facts, request: Request, at: str | None, limit: float | st
     if not on_device and request.budget < _SMALL:
         return _found(facts, request, at), ""
     whole = ask("none", place)
-    needed = whole.needed_bytes or whole.total_bytes
-    if needed is None:
+    without, peak = _needed(whole), request.figures(facts.under("none", place)).peak_bytes or 0
+    if without is None:
         return _found(facts, request, at), f"Its peak is an estimate: {whole.error}"
-    facts.under("none", place).figures(request.memory)
-    allowed = budget_bytes(limit, lambda: needed) if on_device else needed - 1
-    tried, budget, texts = list[Plan](), request.budget, list[str]()
+    allowed = budget_bytes(limit, lambda: without) if on_device else without - 1
+    budget = peak * allowed // without if on_device else request.budget
+    tried: dict[tuple[object, str], str] = {}
     for _ in range(_COMPILED):
-        known = [plan for plan in known_plans(facts, request, at) if on_device or plan.peak_bytes <= request.budget]
-        candidates = sorted(known, key=lambda plan: plan.peak_bytes or 0)
-        if on_device and not tried and needed <= allowed:
-            candidates = [plan for plan in candidates if (plan.policy, plan.at) == ("none", place)]
-        else:
-            try:
-                candidates.insert(0, _found(facts, replace(request, budget=budget), at))
-            except RematError:
-                if not on_device and not tried:
-                    raise
-        if not on_device:  # what is repeated at one place may all be done at once there
-            candidates.sort(key=lambda plan: plan.at in {other.at for other in tried})
-        best = next((plan for plan in candidates if not any(_is_same(plan, other) for other in tried)), None)
-        if best is None:
+        try:
+            best = _found(facts, replace(request, budget=budget), at)
+        except RematError:
+            if not on_device and not tried:
+                raise
+            known = (plan for plan in known_plans(facts, request, at) if _program(plan) not in tried)
+            best = min(known, key=lambda plan: plan.peak_bytes or 0, default=None)
+        if best is None or (best.policy in ("none", "as_written") and (tried or not on_device)):
             break
-        if best.policy in ("none", "as_written") and not on_device:
-            return best, ""
-        measured = ask(best if best.names else best.policy, best.at)
-        needs = measured.needed_bytes or measured.total_bytes
-        tried.append(best)
-        texts.append(f"{called(best)} {units.nbytes(needs) if needs else 'is not compiled'}")
-        if needs is not None and needs <= allowed:
-            others = f" Not confirmed: {', '.join(texts[:-1])}." if texts[1:] else ""
-            return (
-                best,
-                f"Compiled it needs {units.nbytes(needs)}, {units.nbytes(needed)} without a checkpoint.{others}",
-            )
-        budget = round((best.peak_bytes or 0) * allowed / (needs or needed))
+        needed = _needed(ask(best if best.names else best.policy, best.at))
+        if needed is not None and needed <= allowed:
+            others = f" Not confirmed: {', '.join(tried.values())}." if tried else ""
+            compiled = f"Compiled it needs {units.nbytes(needed)}, {units.nbytes(without)} without a checkpoint."
+            label = request.key_and_label(facts, best.at)[1] if best.names else best.label
+            return replace(best, label=label, budget_bytes=request.budget), compiled + others
+        tried[_program(best)] = f"{called(best)} {units.nbytes(needed) if needed else 'is not compiled'}"
+        budget = min((best.peak_bytes or 1) - 1, (best.peak_bytes or 0) * allowed // (needed or without))
+    if best is not None and not tried:
+        return best, ""
     name = facts.engine.primal.name
     keeps = f"within {units.nbytes(allowed)}" if on_device else "lower than without a checkpoint"
     raise RematError(
-        f"No plan that was compiled keeps {name} {keeps}, where it needs {units.nbytes(needed)}: {', '.join(texts)}. "
-        "Raise the budget, or see trace.fit()."
+        f"No plan that was compiled keeps {name} {keeps}, where it needs {units.nbytes(without)}: "
+        f"{', '.join(tried.values())}. Raise the budget, or see trace.fit()."
     )
 
 
-def _is_same(one: Plan, other: Plan) -> bool:
-    """Whether two plans make one program, whatever they are called."""
-    return one.at == other.at and (one.names or one.policy) == (other.names or other.policy)
+def _needed(measured: Measurement) -> int | None:
+    return measured.needed_bytes or measured.total_bytes
+
+
+def _program(plan: Plan) -> tuple[object, str]:
+    """What makes the program of a plan, whatever it is called."""
+    return plan.names or plan.policy, plan.at
 
 
 def _within_saved(facts: Facts, request: Request) -> Plan:
