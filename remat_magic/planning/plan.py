@@ -117,10 +117,11 @@ def _confirmed(facts: Facts, request: Request, at: str | None, limit: float | st
     whole = ask("none", place)
     without, peak = _needed(whole), request.figures(facts.under("none", place)).peak_bytes or 0
     if without is None:
-        return _found(facts, request, at), f"Its peak is an estimate: {whole.error}"
+        found = _found(facts, request, at)
+        return replace(found, status=f"Its peak is an estimate: {whole.error} {found.status}"), ""
     allowed = budget_bytes(limit, lambda: without) if on_device else without - 1
     budget = peak * allowed // without if on_device else request.budget
-    tried: dict[tuple[object, str], str] = {}
+    best, tried = None, dict[tuple[object, str], str]()
     for _ in range(_COMPILED):
         try:
             best = _found(facts, replace(request, budget=budget), at)
