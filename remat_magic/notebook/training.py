@@ -23,8 +23,8 @@ class Trains(BaseException):
 def unless_it_trains(fun: Any) -> Iterator[None]:
     """Trace a function until it shows that it trains.
 
-    It does where a loop of its own calls a jitted function that takes a gradient, or takes another gradient of what is
-    no longer the same parameters. Other gradients in loops are those of microbatches.
+    It does where a loop of its own calls a function of the user's or a jitted one that takes a gradient, or takes
+    another gradient of what is no longer the same parameters. Other gradients in loops are those of microbatches.
 
     Args:
         fun: the function. Nothing is done for None, and for what is no function or method written in Python.
@@ -48,7 +48,8 @@ def unless_it_trains(fun: Any) -> Iterator[None]:
             if _module(one).startswith("jax."):
                 break
             if is_user_file(one.f_code.co_filename) and _in_loop(one):
-                if any(_module(inner) == "jax._src.pjit" for inner in frames[:number]):
+                calls_own = number and is_user_file(frames[number - 1].f_code.co_filename)  # a step, and no microbatch
+                if calls_own or any(_module(inner) == "jax._src.pjit" for inner in frames[:number]):
                     raise Trains
                 kept.extend(leaves := jax.tree.leaves(args))
                 if first.setdefault((one.f_code, one.f_lasti), here := {*map(id, leaves)}).isdisjoint(here):
