@@ -1,5 +1,6 @@
 """A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
 
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, update_wrapper, wraps
@@ -765,6 +766,27 @@ def test_the_step_of_a_loss_that_prints_is_known():
     quiet = rm.trace(jax.jit(step_of_grad), params, x, y)
     assert trace.step.saved_bytes == quiet.step.saved_bytes > 0
     assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
+CALLED_AT_THE_TOP = """
+import jax
+import jax.numpy as jnp
+import remat_magic as rm
+
+everything = globals()  # which holds itself, as IPython's Out may
+
+def step(w, x):
+    return w - jax.grad(lambda w, x: jnp.sum(jnp.sin(x @ w)))(w, x)
+
+trace = rm.trace(step, jnp.ones((4, 4)), jnp.ones((2, 4)))
+"""
+
+
+def test_a_step_can_be_traced_where_a_container_holds_itself(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(CALLED_AT_THE_TOP)
+    trace = runpy.run_path(str(path))["trace"]
+    assert [residual.argument for residual in trace.report().residuals] == ["x", None]
 
 
 def test_a_step_that_is_not_known_says_why():

@@ -258,11 +258,13 @@ class _FirstCall:
                 elif not callable(value):
                     static.append(Leaf(leaf_name, name, position, value, is_array=False, differentiated=False))
         self.static = tuple(static)
-        # What the function closes over, and what the functions around it call what they give it.
+        # What the function closes over, and what the functions around it call what they give it. Nothing is traced at
+        # the top of a module or cell, where a name may stand for the globals, which hold themselves.
         around: FrameType | None = frame
         while around is not None:
-            if is_user_file(around.f_code.co_filename):
-                for name, container in list(around.f_locals.items()):
+            within = around.f_locals
+            if is_user_file(around.f_code.co_filename) and within is not around.f_globals:
+                for name, container in list(within.items()):
                     for leaf_name, value in _paths(name, container) if name not in given else ():
                         if isinstance(value, Tracer):
                             self._names.setdefault(id(value), (leaf_name, name, None))

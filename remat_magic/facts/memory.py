@@ -270,9 +270,14 @@ class Schedule(Buffers):
         moments = tuple(step_bytes.moment for step_bytes in swept)
         return moments, tuple(step_bytes.step.eqn for step_bytes in swept), held
 
-    def highest(self) -> tuple[int, int]:
-        """The most bytes that are held at once, and the position of the first step that holds them."""
-        totals = [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in self._sweep()]
+    def highest(self, before_update: bool = False) -> tuple[int, int]:
+        """The most bytes that are held at once, or before the update, and the position of the first step with them."""
+        totals = [
+            0
+            if before_update and step_bytes.step.where[0] == "update"
+            else step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries
+            for step_bytes in self._sweep()
+        ]
         most = max(totals)
         return most, totals.index(most)
 

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from remat_magic import _jax
 from remat_magic.facts.buffers import DeviceMemory, Held
 from remat_magic.facts.measured_ranges import RANGES
+from remat_magic.facts.memory import Schedule
 
 ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
@@ -51,16 +52,26 @@ def _what(value: Held) -> What:
     return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
 
 
-def peak_range(peak: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
-    """Between which bytes XLA's word on a peak is to be expected, given what is held there.
+def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[Held]) -> tuple[int, int]:
+    """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is held.
 
+    All that is held in the update of a step may be sure, and the gradient before it need more than is estimated.
     Of no device it is the peak itself: then it is counted by the program's own types, and says nothing of XLA.
     """
-    if not on.fuses:
+    if not schedule.on.fuses:
         return peak, peak
+    low, high = _range(peak, held, schedule.on)
+    if schedule.phase(at) == "update":
+        gradient, before = schedule.highest(before_update=True)
+        high = max(high, _range(gradient, schedule.held(before), schedule.on)[1])
+    return low, high
+
+
+def _range(most: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
+    """That of one moment, by the bytes that are held then and what they are."""
     doubted = doubt(held, on)
     low, high = (
         doubted.sure + sum(round(RANGES[doubted.device, what][end] * size) for what, size in doubted.unsure.items())
         for end in (0, 1)
     )
-    return min(peak, max(doubted.sure, low - ON_CHIP * on.tiled)), max(peak, high)
+    return min(most, max(doubted.sure, low - ON_CHIP * on.tiled)), max(most, high)

@@ -210,7 +210,7 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
             "lowers it."
         )
         notes.append(Note("peak-in-update", text))
-    low, high = peak_range(most, held, schedule.on)
+    low, high = peak_range(schedule, most, at, held)
     peak: dict[str, Any] = {"peak_bytes": most, "peak_low": low, "peak_high": high}
     return replace(report, **peak, peak_by_kind=tuple(sums.items()), notes=tuple(notes))
 
@@ -408,7 +408,7 @@ def over_time(
         tuple(Life(first, end, value(buffer)) for first, end, buffer in held if buffer.bytes and first < end),
         blank.label,
         step,
-        *peak_range(moments[peak].bytes, at_peak, schedule.on),
+        *peak_range(schedule, moments[peak].bytes, peak, at_peak),
         () if device is None else of_equations(equations, programs.tops, schedule.type_of, device),
     )
 
