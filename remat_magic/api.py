@@ -412,7 +412,8 @@ class Trace:
             of: the function to apply it to instead, such as the loss itself where the trace is of a training step.
                 Default: the one that was traced.
         """
-        return self.engine.function(self.facts.under(policy, at, namespace).selection, of)
+        variant = self.facts.under(policy, at, namespace)
+        return variant.engine.function(variant.selection, of)
 
     # ------------------------------------------------------------------------------------------------------- comparing
 
@@ -601,8 +602,9 @@ class Trace:
         from remat_magic.planning.plan import PlanRequest, plan
 
         request = PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap)
-        ask = asking(self.facts, device) if compile and request.limit()[0] == "peak" else None
-        return plan(self.facts, request, ask)
+        facts = self.facts if at is None else self.facts.under("none", at).facts
+        ask = asking(facts, device) if compile and request.limit()[0] == "peak" else None
+        return plan(facts, request, ask)
 
     def what_if(
         self,

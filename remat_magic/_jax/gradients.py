@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
+import os
 import sys
 import threading
 from collections import Counter
@@ -21,20 +21,15 @@ from typing import Any, NamedTuple
 import jax
 from jax.core import Tracer
 
-from remat_magic._jax.private import courtesy
+from remat_magic._jax.private import Replaced, courtesy
 
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
 auxiliary data; returns the function to differentiate instead."""
 
 _EFFECT = "the gradient that a training step takes inside is not seen"
-_own = courtesy("jax._src.interpreters.ad.linearize", _EFFECT)
-_ad: Any = None if _own is None else importlib.import_module("jax._src.interpreters.ad")
 _in_thread = threading.local()  # .hold: that of this thread, if its trace takes hold of gradients
 _everywhere: Hold | None = None  # that of all threads that have none of their own
-_lock = threading.Lock()
-_holding_now: set[object] = set()
-_replaced: Any = None  # what stood in the place of _stand_in
 
 
 @contextlib.contextmanager
@@ -47,32 +42,21 @@ def holding(hold: Hold, everywhere: bool = False) -> Iterator[None]:
         hold: see ``Hold``.
         everywhere: whether instead all threads ask it that have none of their own, and wherever a gradient is taken.
     """
-    if _own is None:
-        yield
-        return
-    global _replaced, _everywhere
+    global _everywhere
     before: Hold | None = getattr(_in_thread, "hold", None)
     holds = hold if before is None else _one_after_the_other(hold, before)
-    this = object()
-    try:
-        with _lock:
-            _holding_now.add(this)
-            if _ad.linearize is not _stand_in:
-                _replaced, _ad.linearize = _ad.linearize, _stand_in
-        if everywhere:
-            _everywhere = hold
-        else:
-            _in_thread.hold = holds
-        yield
-    finally:
-        if everywhere:
-            _everywhere = None
-        else:
-            _in_thread.hold = before
-        with _lock:
-            _holding_now.discard(this)
-            if not _holding_now and _ad.linearize is _stand_in:
-                _ad.linearize = _replaced
+    with _place.taken():
+        try:
+            if everywhere:
+                _everywhere = hold
+            else:
+                _in_thread.hold = holds
+            yield
+        finally:
+            if everywhere:
+                _everywhere = None
+            else:
+                _in_thread.hold = before
 
 
 def _one_after_the_other(first: Hold, second: Hold) -> Hold:
@@ -93,14 +77,18 @@ def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, *
     own: Hold | None = getattr(_in_thread, "hold", None)
     hold = own or _everywhere
     if hold is None or sys._getframe(1).f_code.co_name == "linearize" or _within_backward_pass():
-        return _replaced(traceable, primals, *args, has_aux=has_aux, **kwargs)
+        return _place.found(traceable, primals, *args, has_aux=has_aux, **kwargs)
     instead = hold(traceable, primals.unflatten(), has_aux)
     try:
         # What is linearised in there belongs to this gradient: the rules of custom derivatives, and JAX's own.
         _in_thread.hold = None
-        return _replaced(instead, primals, *args, has_aux=has_aux, **kwargs)
+        return _place.found(instead, primals, *args, has_aux=has_aux, **kwargs)
     finally:
         _in_thread.hold = own
+
+
+_place = Replaced("jax._src.interpreters.ad.linearize", _EFFECT, _stand_in)
+_AD = os.path.join("jax", "_src", "interpreters", "ad.py")
 
 
 def _within_backward_pass() -> bool:
@@ -108,7 +96,7 @@ def _within_backward_pass() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if code.co_name.startswith("backward_pass") and code.co_filename == _ad.__file__:
+        if code.co_name.startswith("backward_pass") and code.co_filename.endswith(_AD):
             return True
         frame = frame.f_back
     return False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,43 @@ def courtesy(path: str, effect: str) -> Any:
     if value is None:
         do_without(path, effect)
     return value
+
+
+class Replaced:
+    """A function of JAX's, in the place of which another one stands while anybody takes that.
+
+    Args:
+        path: the function.
+        effect: as for ``courtesy``.
+        other: what stands there.
+
+    Attributes:
+        own: JAX's own; None where it is missing.
+        found: what stood there last before the other one: another library may have put one of its own there.
+    """
+
+    def __init__(self, path: str, effect: str, other: Callable[..., Any]) -> None:
+        module, _, self._name = path.rpartition(".")
+        self.own = self.found = courtesy(path, effect)
+        self._module = None if self.own is None else importlib.import_module(module)
+        self._other, self._lock, self._takers = other, threading.Lock(), set[object]()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have the other one stand there; an interrupt between any two steps undoes it."""
+        taker = object()
+        try:
+            with self._lock:
+                self._takers.add(taker)
+                if self.own is not None and (there := getattr(self._module, self._name)) is not self._other:
+                    self.found = there
+                    setattr(self._module, self._name, self._other)
+            yield
+        finally:
+            with self._lock:
+                self._takers.discard(taker)
+                if not self._takers and getattr(self._module, self._name, None) is self._other:
+                    setattr(self._module, self._name, self.found)
 
 
 def do_without(what: str, effect: str) -> None:

@@ -34,8 +34,9 @@ from remat_magic.editing.names import (
 from remat_magic.editing.retracing import Retraces, differences
 from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.donation import Donation
-from remat_magic.engine.selection import policy_of_each
+from remat_magic.engine.selection import option_of, policy_of_each
 from remat_magic.engine.sites import own_checkpoint
+from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import is_given
@@ -192,7 +193,9 @@ class _Editor:
     def _why_unwritable(self, plan: Plan) -> Iterator[str]:
         """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
         for part in _parts(plan):
-            if _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
+            if part.names and parts_in([part.at]):
+                yield f"no edit gives names to what is in a part of {part.at}: choose a policy of JAX's."
+            elif _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
                 code = part.code or ("" if part.names else self._facts.under(part.policy, part.at).selection.code)
                 by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
                 yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
@@ -246,7 +249,7 @@ class _Editor:
         Raises:
             RematError: there is none.
         """
-        if self._sites(plan.at) or plan.policy in ("as_written", "none"):
+        if self._sites(plan.at) or plan.policy in ("as_written", "none") or parts_in([plan.at]):
             return [Way()]
         if plan.at == "function":
             return ways_of_function(self._code, self._engine)
@@ -285,7 +288,9 @@ class _Editor:
         checkpoints = Checkpoints(texts)
         names = tuple(texts.name(option) for option in chosen.options)
         for part, way in parts:
-            if part.names or part.policy != "as_written":
+            if parts_in([part.at]):
+                self._write_in_parts(texts, part)
+            elif part.names or part.policy != "as_written":
                 kept = tuple(dict.fromkeys(name.name for name in names))
                 checkpoints.write(part, kept, self._sites(part.at), places, way)
         donation = self._donation
@@ -304,7 +309,8 @@ class _Editor:
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, traced)
-        is_at_calls = any(way.calls for _, way in parts)  # which may call other functions, too
+        # Which may call other functions, too.
+        is_at_calls = any(way.calls or parts_in([part.at]) for part, way in parts)
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
             differing = ["the edited text saves what is asked for, and recomputes something else."]
         if donation is not None and not donates:
@@ -319,6 +325,26 @@ class _Editor:
             peak_bytes=traced.peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
+
+    def _write_in_parts(self, texts: EditedTexts, part: Plan) -> None:
+        """Write what a plan has at a place in parts.
+
+        Raises:
+            RematError: a call there is no expression that can be written anew.
+        """
+        ((key, count),) = parts_in([part.at]).items()
+        vmap, selection = self._engine.vmaps[key], self._facts.under(part.policy, part.at).selection
+        option = None if part.policy == "none" or selection.resolved is None else option_of(selection.resolved)
+        codes = vmap.codes(count, option)
+        for span, _ in vmap.calls:
+            text, written = self._code.texts.get(span.file), codes.get(span)
+            if text is None or written is None:
+                by_hand = f"by hand it is `{selection.code}`" if selection.code else "write jax.lax.map by hand"
+                raise RematError(f"no edit writes {part.at}, as {span.place} is not like jax.vmap(f)(xs): {by_hand}.")
+            changes, imports = texts.of(text)
+            for name in ("jax.lax.map", "jax.checkpoint"):
+                written = written.replace(name, imports.jax() + name.removeprefix("jax"))
+            changes.put((span.line, span.column), (span.end_line, span.end_column), written)
 
     def _why_no_edit(self, plan: Plan) -> list[str]:
         if plan.policy == "as_written" and self._donation is None:

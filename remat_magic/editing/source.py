@@ -252,7 +252,11 @@ class TextChanges:
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Put text in the place of an expression."""
-        self._changes.append(_Change(self.text.start(node), self.text.end(node), text))
+        self.put(self.text.start(node), self.text.end(node), text)
+
+    def put(self, start: Position, end: Position, text: str) -> None:
+        """Put text in the place of what stands there."""
+        self._changes.append(_Change(start, end, text))
 
     def set_keyword(self, call: ast.Call, name: str, value: str) -> None:
         """Give a call a keyword argument, in place of the one that it has."""

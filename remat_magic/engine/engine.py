@@ -30,6 +30,7 @@ from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
+from remat_magic.engine.vmaps import Vmap, parts_in, refuse_other_bits, with_parts
 from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError
@@ -46,6 +47,7 @@ class Engine:
         inside: the one of these gradients that the trace is of; None where it is of the function's own derivative.
         sources: the source text of what ran.
         plans: those that a key stands for, where a search has made them.
+        parts: in how many parts each ``vmap`` is, by its key.
         lock: is held by whoever retraces.
     """
 
@@ -64,12 +66,14 @@ class Engine:
         self._asked = fun
         restore_lines()
         self.given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
+        self._fun, self.parts = self.given.fun, dict[str, int]()
         self._gradients = inner_gradients(self.given)
         self._begin(gradient, wrt is not None or has_aux)
 
     def _begin(self, gradient: str | None, differentiate: bool) -> None:
         """Choose what the trace is of, and make ready for it; arguments are those of ``choose``."""
         self.plans: dict[str, Plan] = {}
+        self._in_parts = dict[tuple[tuple[str, int], ...], Self]()
         given, fun = self.given, self.given.fun
         self.inside = choose(given, self._gradients, gradient, differentiate)
         if self.inside is not None:
@@ -81,7 +85,7 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        self._selector = Selector(self.primal)
+        self._selector = Selector(self.primal, self.vmaps, self.parts)
         self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
@@ -154,6 +158,53 @@ class Engine:
             if not other.per_device:
                 why = given.answer.why_not or other.primal.answer.why_not
                 raise RematError(f"XLA cannot be asked how {self.primal.name} is spread over the devices: {why}.")
+        return other
+
+    @property
+    def vmaps(self) -> dict[str, Vmap]:
+        """The ``vmap`` calls that the program makes where it is differentiated, by key."""
+        inside, vmaps = self.differentiated_inside, self.given.vmaps
+        return {key: vmap for key, vmap in vmaps.items() if inside is None or inside[1:] in vmap.around}
+
+    def in_parts(self, policy: Any, at: Any) -> Self:
+        """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it.
+
+        Raises:
+            RematError: there is no such call, or it cannot be done in so many parts.
+        """
+        policy, at = self._chosen(policy, at)
+        chosen = at if isinstance(at, Mapping) else {at: policy}
+        parts = parts_in(key for key, policy in chosen.items() if policy != "as_written")
+        if parts.items() <= self.parts.items():
+            return self
+        order = tuple(sorted(parts.items()))
+        with self.lock:
+            if order not in self._in_parts:
+                self._in_parts[order] = self._traced_in(parts)
+            return self._in_parts[order]
+
+    def _traced_in(self, parts: dict[str, int]) -> Self:
+        places = dict[Identity, tuple[str, int]]()
+        for key, count in parts.items():
+            if key not in self.vmaps:
+                has = f"it has {', '.join(self.vmaps) or 'none'}."
+                raise RematError(f"{self.primal.name} has no {key} to be in parts: {_jax.why_no_vmaps() or has}")
+            self.vmaps[key].check(count)
+            places[self.vmaps[key].who] = f"{key} in {count}", count
+        if self.given.mesh_devices > 1:
+            raise RematError("No vmap is done in parts where several devices share the work.")
+        with self.given.tracing():  # whichever thread asks
+            other, given = self._copy(), self.given
+            other.parts, other.given = parts, Primal(with_parts(self._fun, places), given.signature, given.has_aux)
+            other.given.vmaps, other.given.stale = given.vmaps, given.stale
+            other._gradients = inner_gradients(other.given)
+            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
+        other.plans = self.plans
+        found = {site.key for site in other.primal.table.sites}
+        for place, _ in places.values():
+            if place not in found:
+                raise RematError(f"{place}: {self.primal.name} does not call it where it is differentiated.")
+            refuse_other_bits(other.primal.closed, place, other.primal.site_of)
         return other
 
     def retraced(self, fun: Any, leading: Mapping[str, int] | None = None) -> Self:
@@ -245,7 +296,7 @@ class Engine:
         return (
             *notes.of_program(self.stale, hidden, complex_values=self._complex_values()),
             *notes.of_gradients(
-                self.given.name, self.inside and self.inside.call, self.gradients, is_gradient(self.given.fun), unknown
+                self.given.name, self.inside and self.inside.call, self.gradients, is_gradient(self._fun), unknown
             ),
             *(notes.of_copies(function) if function else ()),
             *notes.of_devices(self.given, self.primal, self.devices, per_device=self.per_device),
@@ -289,30 +340,38 @@ class Engine:
         Raises:
             RematError: no such policy, name or site.
         """
-        if isinstance(policy, FitChoice):
-            if at is not None and at != policy.at:
-                raise RematError(f"the choice is for at={policy.at!r}: leave `at` out.")
-            if policy.donate and (self.donation is None or self.donation.names != policy.donate):
+        if isinstance(policy, FitChoice) and policy.donate:
+            if self.donation is None or self.donation.names != policy.donate:
                 raise RematError(f"{', '.join(policy.donate)} cannot be donated here: ask this trace's fit() anew.")
-            selection = self.select(*policy.chosen, namespace)
-            if not policy.donate:
-                return selection
+            selection = self.select(*self._chosen(policy, at), namespace)
             return replace(selection, policy=policy.key, donate=policy.donate, label=policy.what, code=policy.code)
-        if isinstance(policy, str):
-            policy = self.plans.get(policy, policy)
+        policy, at = self._chosen(policy, at)
         if isinstance(policy, Plan):
-            if at is not None and at != policy.at:
-                raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
-            if not policy.names:
-                return self.select(policy.policy, policy.at)
             with self.primal.tracing():
                 return self._values.select(policy)
-        if isinstance(at, str) and "=" in at and policy == policies.MIXED:
-            at = policy_of_each(at)
         if isinstance(at, Mapping):
             chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
             return self._selector.select_each(chosen)
         return self._selector.select(self._resolve(policy, namespace), at)
+
+    def _chosen(self, policy: Any, at: Any) -> tuple[Any, Any]:
+        """What a choice of ``fit``, the key of a plan, a plan of a policy and several places as text stand for.
+
+        Raises:
+            RematError: it has another place than ``at``.
+        """
+        if isinstance(policy, FitChoice):
+            if at is not None and at != policy.at:
+                raise RematError(f"the choice is for at={policy.at!r}: leave `at` out.")
+            policy, at = policy.chosen
+        policy = self.plans.get(policy, policy) if isinstance(policy, str) else policy
+        if isinstance(policy, Plan):
+            if at is not None and at != policy.at:
+                raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
+            policy, at = policy if policy.names else policy.policy, policy.at
+        if isinstance(at, str) and "=" in at and isinstance(policy, str) and policy == policies.MIXED:
+            at = policy_of_each(at)
+        return policy, at
 
     def dissect(self, at: Any = None) -> Dissection:
         """Both halves with every value named and none of them saved, at one place or all sites.
@@ -357,7 +416,7 @@ class Engine:
             return retrace.applied(of, alone=True)
         applied = retrace.applied(self.given.fun)
         if selection.donate and self.donation is not None:
-            applied = self.donation.around(applied, self.given.fun)
+            applied = self.donation.around(applied, self._fun)
         return self._bound.around(applied, self._asked)
 
     def close(self) -> None:

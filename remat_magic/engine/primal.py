@@ -19,6 +19,7 @@ from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_co
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites
+from remat_magic.engine.vmaps import Vmaps
 from remat_magic.jaxprs.one_device import Propagated, Spread, unknown_values
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
@@ -64,6 +65,7 @@ class Primal:
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
         gradients: the functions that it differentiates inside, outer ones first.
         calls: the calls of functions that it makes.
+        vmaps: its ``vmap`` calls, by key.
         mesh: the axes and sizes of the mesh that is set around it; empty for none.
         however_long: as given.
 
@@ -101,7 +103,8 @@ class Primal:
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
         recorded = recording() if calls is None else contextlib.nullcontext(calls)
-        with self.tracing(), differentiating(self.name), recorded as self.calls:
+        vmaps = Vmaps()
+        with self.tracing(), differentiating(self.name), recorded as self.calls, _jax.mapping(vmaps):
             self.mesh = _jax.mesh_in_force()
 
             def jaxpr() -> Any:
@@ -111,6 +114,7 @@ class Primal:
                 self.updating, self.gradients = find_gradients(jaxpr, self.calls)
             else:
                 self.updating = jaxpr()
+        self.vmaps = vmaps.found()
         self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
         stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
         self.stale = tuple(dict.fromkeys(name for _, name in stale))

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import own_checkpoint
+from remat_magic.engine.vmaps import Vmap, parts_in
 from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, Plan, RematError
@@ -63,9 +64,10 @@ class Selection:
 class Selector:
     """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
 
-    def __init__(self, primal: Primal) -> None:
+    def __init__(self, primal: Primal, vmaps: Mapping[str, Vmap], parts: Mapping[str, int]) -> None:
         self._sites = {site.key: site for site in primal.table.sites}
-        self._possible = primal.possible
+        self._possible, self._vmaps = primal.possible, vmaps
+        self._parts = {f"{key} in {count}": vmaps[key] for key, count in parts.items()}
         self._function = primal.name
         self._interned: dict[tuple[str | int, ...], Resolved] = {}
         self._lock = threading.Lock()
@@ -108,13 +110,14 @@ class Selector:
                 return self._at_sites(resolved, at, (self._own,))
             written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
             whole = None if written else resolved.policy
-            code = f"{self._function} = jax.checkpoint({self._function}{_option(resolved)})" if whole else ""
+            code = f"{self._function} = jax.checkpoint({self._function}{option_of(resolved)})" if whole else ""
             return Selection(resolved.key, at, whole, (), code, resolved.notes)
         if at == "sites":
             if not self._sites:
                 raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
             return self._at_sites(resolved, at, tuple(self._sites))
-        if at not in self._sites and self._possible.where(at) is not None:
+        as_written = resolved.policy is AS_WRITTEN and parts_in([at])  # which is in no parts
+        if at not in self._sites and (self._possible.where(at) is not None or as_written):
             return self._at_calls(resolved, at)
         self._check(at)
         return self._at_sites(resolved, at, (at,))
@@ -140,18 +143,21 @@ class Selector:
             return Selection(resolved.key, at, None, (), "", resolved.notes)
         pairs = tuple((key, resolved.policy) for key in keys)
         functions = dict.fromkeys(self._sites[key].function for key in keys)
-        if resolved.policy is NO_CHECKPOINT:
+        bare = resolved.policy is NO_CHECKPOINT
+        if vmap := self._parts.get(at):
+            code = vmap.code(parts_in([at])[vmap.key], None if bare else option_of(resolved))
+        elif bare:
             code = f"# take jax.checkpoint off {', '.join(functions)}"
         else:
             texts = [source.text if (source := self._sites[key].source) else "" for key in keys]
             if all(text.lstrip().startswith("@") for text in texts):
                 own = re.search(r"[\w.]*(checkpoint|remat)\b", texts[0])  # a library's, as eqx.filter_checkpoint
                 wrapper = own[0] if own else "jax.checkpoint"
-                option = _option(resolved)
+                option = option_of(resolved)
                 decorator = f"@functools.partial({wrapper}{option})" if option else f"@{wrapper}"
                 code = f"{decorator}  # on {', '.join(functions)}"
             else:
-                code = "; ".join(f"jax.checkpoint({name}{_option(resolved)})" for name in functions)
+                code = "; ".join(f"jax.checkpoint({name}{option_of(resolved)})" for name in functions)
         return Selection(resolved.key, at, None, pairs, code, resolved.notes)
 
     def _at_calls(self, resolved: Resolved, at: str) -> Selection:
@@ -164,6 +170,8 @@ class Selector:
         if key in self._sites:
             return
         places = [*self._sites, *self._possible.callees]
+        if key in self._vmaps:
+            raise RematError(f"{key} is a place in parts: write at='{key} in {self._vmaps[key].divisors[0]}'.")
         close = difflib.get_close_matches(key, places, 1)
         if not places:
             raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
@@ -177,8 +185,8 @@ def _code(resolved: Resolved) -> str:
     return "" if resolved.key == "nothing_saveable" else resolved.code
 
 
-def _option(resolved: Resolved) -> str:
-    """The argument of a checkpoint for a policy."""
+def option_of(resolved: Resolved) -> str:
+    """The argument of a checkpoint for a policy, after others."""
     code = _code(resolved)
     return f", policy={code}" if code else ""
 

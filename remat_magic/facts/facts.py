@@ -47,6 +47,7 @@ class Facts:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.lock = engine, engine.lock
         self.memo: dict[Any, Any] = {}
+        self._in_parts: dict[int, Facts] = {}  # by the identity of an engine, which the other one keeps
         self._variants: dict[tuple[Any, ...], Variant] = {}  # one for each choice as a reader sees it
         self.first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, that of the first report
 
@@ -57,6 +58,9 @@ class Facts:
             RematError: no such policy, site or name.
         """
         with self.lock:
+            engine = self.engine.in_parts(policy, at)
+            if engine is not self.engine:
+                return self._in_parts.setdefault(id(engine), Facts(engine)).under(policy, at, namespace)
             selection = self.engine.select(policy, at, namespace)
             variant = self._variants.get(selection.report_key)
             if variant is None:
@@ -105,7 +109,7 @@ class Facts:
     def close(self) -> None:
         """Drop every variant, and what the engine holds."""
         with self.lock:
-            for store in (self._variants, self.first, self.memo):
+            for store in (self._variants, self.first, self.memo, self._in_parts):
                 store.clear()
             self.engine.close()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
 from remat_magic.engine.selection import policy_of_each
+from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
@@ -265,15 +266,18 @@ def what_of(facts: Facts, choice: Report | ComparisonRow) -> str:
         return f"{', '.join(done)} of {_place(facts, plan.at)}, repeat the rest"
     if choice.policy != MIXED:
         return _what(choice.policy, _place(facts, choice.at))
-    by_policy: dict[str, list[str]] = {}
+    by_policy: dict[tuple[str, str], list[str]] = {}
     for at, policy in policy_of_each(choice.at).items():
-        by_policy.setdefault(policy, []).append(_place(facts, at))
-    return ", ".join(_what(policy, " and ".join(places)) for policy, places in by_policy.items())
+        by_policy.setdefault((policy, at * bool(parts_in([at]))), []).append(_place(facts, at))
+    return ", ".join(_what(policy, " and ".join(places)) for (policy, _), places in by_policy.items())
 
 
 def _what(policy: str, place: str) -> str:
     if policy == "as_written":
         return "as written"
+    if parts_in([place]):
+        under = "a checkpoint" if policy == "nothing_saveable" else policy
+        return f"{place} parts" + f", each under {under}" * (policy != "none")
     if policy == "none":
         return f"no checkpoint on {place}"
     return f"@jax.checkpoint on {place}" if policy == "nothing_saveable" else f"{policy} at {place}"
@@ -302,7 +306,9 @@ def _place(facts: Facts, at: str) -> str:
 
 def with_imports(code: str) -> str:
     """Code to paste, with what it needs that a program with JAX may not have."""
-    return f"import functools\n\n{code}" if "functools." in code.partition("  # ")[0] else code
+    needed = {"functools": "functools." in code.partition("  # ")[0], "jax": "jax.lax.map(" in code}
+    imports = "".join(f"import {name}\n" for name, is_needed in needed.items() if is_needed)
+    return f"{imports}\n{code}" if imports else code
 
 
 # ------------------------------------------------------------------------------------------------------ the batch

@@ -19,6 +19,7 @@ from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
+from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
@@ -43,6 +44,8 @@ FEW = 12  # of them that promise most, which may be enough
 _INSIDE = 2  # places in checkpoints that are tried, too
 _FEWEST = 4  # calls that are worth grouping
 _LOOPS = 2  # of which several steps together are tried at once
+_LARGE = 0.1  # of all that is made: a vmap that makes less is not tried in parts
+_SURELY = 0.97  # of a capacity: what is to be held by a line through two peaks may be a little more
 _KNOWN = 2  # what has no checkpoint, and what is as written: these are always tried
 
 
@@ -147,7 +150,8 @@ class Search:
         while left or plans:
             if plans and (not left or left[0].late):  # now that it is known which places are worth a plan
                 planned = self._between() if self._capacity is None else self._within(self._capacity)
-                left, plans = deque([*planned, *left]), False
+                more = () if self._capacity is None else self._more_parts(self._capacity)
+                left, plans = deque([*more, *planned, *left]), False
                 continue
             choice = left[0]
             in_vain = self._in_vain(choice)
@@ -187,6 +191,7 @@ class Search:
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
                 yield _mixed(dict.fromkeys(apart, policy))
+        yield from self._first_parts(inside)
         yield from self._moved(sites, [key for key in places if key not in sites], inside)
         for key in free[:2]:
             yield from _at(key)
@@ -210,6 +215,29 @@ class Search:
             for operation in inside[key].operations:
                 around.setdefault(operation, []).append(inside[key].operations)
         return [key for key in places if not _is_within(inside[key].operations, around)]
+
+    def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
+        """What is mapped in the fewest parts, and in about the square root of the most; not what makes little."""
+        engine = self._facts.engine
+        keys = {callee.who: key for key, callee in engine.primal.possible.callees.items()}
+        for vmap in engine.vmaps.values():
+            own = inside.get(keys.get(vmap.who, ""))
+            if own is not None and own.nbytes < _LARGE * inside["function"].nbytes:
+                self._leave_out("what it makes is less than a tenth of all", vmap.key)
+            elif numbers := vmap.divisors:
+                middle = min(numbers, key=lambda n: abs(math.log(n * n / numbers[-1])))
+                yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in {numbers[0]: 0, middle: 0})
+
+    def _more_parts(self, capacity: int) -> Iterator[_Candidate]:
+        """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts."""
+        for vmap in self._facts.engine.vmaps.values():
+            tried = {n: r.peak_high for n in vmap.divisors for r in self._known(f"{vmap.key} in {n}") if r.peak_high}
+            if len(tried) < 2:
+                continue
+            (few, high), *_, (many, low) = sorted(tried.items())
+            b = (high - low) / (1 / few - 1 / many)
+            fitting = (n for n in vmap.divisors if low + b * (1 / n - 1 / many) <= _SURELY * capacity)
+            yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in [*fitting][:1] if n not in tried)
 
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
         """The places that make enough to matter, each once, those with most to gain first."""
@@ -248,7 +276,8 @@ class Search:
 
     def _between(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
-        front = [row for row in self.places() if row.pareto and row.policy in (*POLICIES, "as_written")]
+        rows = (row for row in self.places() if row.pareto and not parts_in([row.at]))
+        front = [row for row in rows if row.policy in (*POLICIES, "as_written")]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
             saved = sorted({report.saved_bytes for report in self._known(at)})
             budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
@@ -283,6 +312,8 @@ class Search:
         cost, held = self._objective().of, operator.attrgetter(figure)
         costs = dict[str, float]()
         for at in dict.fromkeys(report.at for report in self.tried):
+            if parts_in([at]):  # no edit names what is in a part
+                continue
             known = sorted([*self._known(at), written], key=held)
             below = [report for report in known if held(report) <= capacity]
             if below and below != [written]:

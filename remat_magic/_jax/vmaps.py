@@ -1,0 +1,161 @@
+"""Taking hold of the ``vmap`` calls of a program while it is traced, and doing them in parts.
+
+``jax.vmap``, and with it what equinox, flax and haiku make of it, calls a function of JAX's, ``batching.batch``
+(0.10.2, 0.11.2, 0.12.0.1). While a trace looks for such calls, another stands there, for the thread of that trace
+alone. In parts a call is ``jax.lax.map`` over equal parts of its examples, each under a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from remat_magic._jax.private import Replaced, courtesy, do_without
+from remat_magic._jax.types import is_key
+from remat_magic._jax.wrappers import is_boundary
+from remat_magic.errors import RematError
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""In the name of a part stands for a space, which JAX takes for the end of a name."""
+
+_EFFECT = "no vmap is offered in parts"
+_unnamed = courtesy("jax._src.core.no_axis_name", _EFFECT)
+_in_thread = threading.local()  # .ask: that of this thread, if its trace takes hold of vmaps
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
+# What calls the functions that users give to JAX; elsewhere in JAX a vmap is one of JAX's own.
+_FILES = "partial_eval", "batching", "ad", "linear_util", "api_util", "ad_checkpoint", "custom_derivatives"
+_GENERAL = tuple(f"{os.sep}{name}.py" for name in _FILES)
+
+
+class VmapCall(NamedTuple):
+    """A call of a ``vmap``: what is mapped, for how many examples, by whose frame, and ``in_axes`` with ``out_axes``.
+
+    ``arguments`` is how many it has, 0 where some are by name; ``refused`` why it cannot be done in parts, as the end
+    of a sentence, empty where it can.
+    """
+
+    function: Any
+    size: int
+    frame: FrameType
+    axes: tuple[Any, Any]
+    arguments: int
+    refused: str
+
+
+Ask = Callable[[VmapCall], "tuple[str, int] | None"]
+"""Is told of a call; gives what its part is to be called, and how many parts there are to be. None: not in parts."""
+
+
+@contextlib.contextmanager
+def mapping(ask: Ask) -> Iterator[None]:
+    """Have this thread's ``vmap`` calls asked about; an interrupt between any two steps undoes it."""
+    before: Ask | None = getattr(_in_thread, "ask", None)
+    with _place.taken():
+        try:
+            _in_thread.ask = ask
+            yield
+        finally:
+            _in_thread.ask = before
+
+
+def why_no_vmaps() -> str:
+    """Why no ``vmap`` can be taken hold of in this JAX, a sentence; empty where it can."""
+    lacks = "jax._src.interpreters.batching.batch" if _place.own is None else "jax._src.core.no_axis_name"
+    return "" if _place.own and _unnamed else f"jax {jax.__version__} has no {lacks}, without which {_EFFECT}."
+
+
+def _stand_in(fun: Any, axis: Any, in_axes: Any, out_axes: Any, *args: Any, **kwargs: Any) -> Any:
+    """In the place of JAX's own, which gives what maps ``fun``."""
+    mapped = _place.found(fun, axis, in_axes, out_axes, *args, **kwargs)
+    ask: Ask | None = getattr(_in_thread, "ask", None)
+    if ask is None or _unnamed is None:
+        return mapped
+    try:
+        call = _call_of(fun, axis, in_axes)
+    except (AttributeError, LookupError, TypeError) as error:
+        do_without(f"vmap as it was ({type(error).__name__}: {error})", _EFFECT)
+        return mapped
+    wanted = ask(call)
+    if wanted is None:
+        return mapped
+
+    def part_of(size: int, axes: Sequence[int | None]) -> Any:
+        for store in fun.stores:  # of what the function returned last
+            if store is not None:
+                store.reset()
+        return _place.found(fun, replace(axis, size=size), axes, out_axes, *args, **kwargs)
+
+    return SimpleNamespace(call_wrapped=_in_parts(part_of, axis.size, in_axes, out_axes, *wanted))
+
+
+def _call_of(fun: Any, axis: Any, in_axes: Sequence[Any]) -> VmapCall:
+    own = sys._getframe(2)  # of what `jax.vmap` returns
+    known, frame, refused = own.f_locals, own.f_back, ""
+    while frame is not None and is_boundary(frame.f_code):
+        frame = frame.f_back
+    assert frame is not None
+    file = frame.f_code.co_filename
+    if axis.name is not _unnamed and axis.name is not None:
+        refused = f"its axis has a name, {axis.name!r}, over which it may communicate"
+    elif axis.spmd_name is not None or axis.explicit_mesh_axis is not None:
+        refused = "its axis lies on a mesh of devices"
+    elif file.startswith(_FOLDER) and not file.endswith(_GENERAL):
+        refused = "it is one of JAX's own"
+    elif not all(at is None or type(at) is int for at in in_axes) or all(at is None for at in in_axes):
+        refused = "no axis of an argument is mapped"
+    arguments = 0 if known["kwargs"] else len(known["args"])
+    return VmapCall(fun.f, axis.size, frame, (known["in_axes"], known["out_axes"]), arguments, refused)
+
+
+def _in_parts(
+    part_of: Callable[..., Any], size: int, in_axes: Sequence[int | None], out_axes: Any, name: str, parts: int
+) -> Callable[..., tuple[list[Any], Any]]:
+    """What is called with the arguments, and gives the results and which axes of them are mapped."""
+
+    def together(result: Any, axis: int | None) -> Any:
+        if axis is None:
+            return result[0]
+        axis %= result.ndim - 1
+        shape = list(result.shape[1:])
+        shape[axis] *= parts
+        return jnp.moveaxis(result, 0, axis).reshape(shape)
+
+    def whole(*values: Any) -> tuple[list[Any], Any]:
+        pairs, told = [*zip(values, in_axes, strict=True)], list[Any]()
+
+        def part(mapped: Sequence[Any]) -> list[Any]:
+            given = iter(mapped)
+            full = [value if axis is None else next(given) for value, axis in pairs]
+            leading = [None if axis is None else 0 for axis in in_axes]
+            results, inferred = part_of(size // parts, leading).call_wrapped(*full)
+            told[:] = inferred, out_axes() if callable(out_axes) else out_axes
+            return list(results)
+
+        part.__name__ = part.__qualname__ = name.replace(" ", NO_BREAK)
+        first = [jnp.moveaxis(jnp.asarray(value), axis, 0) for value, axis in pairs if axis is not None]
+        cut = [value.reshape(parts, size // parts, *value.shape[1:]) for value in first]
+        results, (inferred, axes) = jax.lax.map(jax.checkpoint(part), cut), told
+        if not all(axis is None or type(axis) is int for axis in axes):
+            raise RematError(f"{name}: its out_axes are no numbers, which is not done in parts.")
+        return [together(*pair) for pair in zip(results, axes, strict=True)], inferred
+
+    return whole
+
+
+_place = Replaced("jax._src.interpreters.batching.batch", _EFFECT, _stand_in)
+
+
+def has_other_bits(eqn: Any) -> bool:
+    """Whether an equation handles random keys of which a ``vmap`` makes other bits than single calls do."""
+    types = [atom.aval for atom in (*eqn.invars, *eqn.outvars) if hasattr(atom.aval, "dtype")]
+    of_keys = any(is_key(aval) and "rbg" in aval.dtype._impl.name for aval in types)
+    return of_keys or eqn.primitive.name == "rng_bit_generator"
