@@ -160,7 +160,8 @@ class Vmaps:
             return key, parts
         around = frozenset((frame.f_code.co_filename, frame.f_code.co_firstlineno) for frame in users)
         axes = None if is_library_file(call.frame.f_code.co_filename) else call.axes
-        called = f"vmap({who[0].strip('<>')})({', '.join(_parameters(call.function)[: call.arguments])})"
+        names = _parameters(call.function)[: call.arguments] if axes is not None else ()
+        called = f"vmap({who[0].strip('<>')})({', '.join(names)})"
         calls = ((self._spans.at(users[0]), call.size),)
         self._calls[who].append(Vmap("", who, calls, call.refused, around, axes, called))
         return None
