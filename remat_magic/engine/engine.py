@@ -173,8 +173,8 @@ class Engine:
             RematError: there is no such call, or it cannot be done in so many parts.
         """
         policy, at = self._chosen(policy, at)
-        chosen = at if isinstance(at, Mapping) else {at: policy}
-        parts = parts_in(key for key, policy in chosen.items() if policy != "as_written")
+        chosen = at.items() if isinstance(at, Mapping) else [(at, policy)]
+        parts = parts_in(key for key, policy in chosen if not isinstance(policy, str) or policy != "as_written")
         if parts.items() <= self.parts.items():
             return self
         order = tuple(sorted(parts.items()))
@@ -194,7 +194,8 @@ class Engine:
         if self.given.mesh_devices > 1:
             raise RematError("No vmap is done in parts where several devices share the work.")
         with self.given.tracing():  # whichever thread asks
-            other, given = self._copy(), self.given
+            given = self.given
+            other: Self = self._copy()
             other.parts, other.given = parts, Primal(with_parts(self._fun, places), given.signature, given.has_aux)
             other.given.vmaps, other.given.stale = given.vmaps, given.stale
             other._gradients = inner_gradients(other.given)
