@@ -218,6 +218,15 @@ class Trace:
         return self.engine.primal.possible.groups
 
     @property
+    def parts(self) -> tuple[Site, ...]:
+        """Calls of ``vmap`` that can be done in parts, as places: ``"vmap(render) in 16"`` is 16 parts of its examples.
+
+        Each part is under a checkpoint, whose policy is that of the place; ``"none"`` is parts without one. Any number
+        that divides the examples works as ``at``; ``code`` is what to write for this one.
+        """
+        return tuple(vmap.site for vmap in self.engine.vmaps.values() if vmap.divisors)
+
+    @property
     def gradients(self) -> tuple[GradientCall, ...]:
         """The gradients that the function takes inside, as a training step does; the one that saves most first."""
         return self.engine.gradients

@@ -263,6 +263,58 @@ def by_a_name(p, rays):
     assert "jax.lax.map(jax.checkpoint(lambda x: render(p, x)), ray, batch_size=64)" in told.code
 
 
+def _equinox():
+    eqx = library("equinox")
+    model = eqx.nn.MLP(6, "scalar", 16, 2, key=KEY)
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    return arrays, lambda arrays, x: eqx.filter_vmap(eqx.combine(arrays, rest))(x)
+
+
+def _nnx():
+    nnx = library("flax.nnx")
+    graph, state = nnx.split(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
+    mapped = nnx.vmap(lambda model, row: jnp.sum(jnp.tanh(model(row))), in_axes=(None, 0))
+    return state, lambda state, x: mapped(nnx.merge(graph, state), x)
+
+
+def _linen():
+    nn = library("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(jnp.tanh(nn.Dense(32)(x)))[0]
+
+    net = nn.vmap(Block, variable_axes={"params": None}, split_rngs={"params": False})()
+    return net.init(KEY, XS), net.apply
+
+
+def _haiku():
+    hk = library("haiku")
+
+    def net(x):
+        mlp = hk.nets.MLP([16, 1])
+        return hk.vmap(lambda row: mlp(row)[0], split_rng=False)(x)
+
+    pure = hk.without_apply_rng(hk.transform(net))
+    return pure.init(KEY, XS), pure.apply
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("model", [_equinox, _nnx, _linen, _haiku])
+def test_the_vmaps_of_libraries_are_places(model):
+    params, apply = model()
+
+    def fun(params, x):
+        return jnp.mean(apply(params, x) ** 2)
+
+    trace = rm.trace(fun, params, XS, wrt=0)
+    (key,) = trace.engine.vmaps
+    assert [site.times for site in trace.report("nothing_saveable", at=f"{key} in 4").sites] == [4]
+    other = trace.function("nothing_saveable", at=f"{key} in 4")
+    assert_close(jax.value_and_grad(other)(params, XS), jax.value_and_grad(fun)(params, XS))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_programs_by_chance(seed):
     """Each maps other axes, of which some arguments have none, over a body with inner vmaps, loops, keys and jits."""
@@ -283,7 +335,7 @@ def test_programs_by_chance(seed):
                 case "jit":
                     h = jax.jit(lambda x: jnp.exp(-(x**2)))(h)
                 case "vmap":
-                    h = jax.vmap(lambda x: jnp.sin(x) * h.sum())(h)
+                    h = jax.vmap(lambda x, h=h: jnp.sin(x) * h.sum())(h)
                 case "sort":
                     h = jnp.sort(h) * jnp.arange(5.0)
                 case "key":

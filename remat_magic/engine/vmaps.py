@@ -24,7 +24,7 @@ from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_layer
 from remat_magic.parsing import parse_expression
-from remat_magic.records import RematError, SourceSpan
+from remat_magic.records import RematError, Site, SourceSpan
 from remat_magic.user_files import is_library_file, is_user_file
 
 _KEY = re.compile(r"(?P<vmap>vmap\(.+\)) in (?P<parts>\d+)")
@@ -59,6 +59,12 @@ class Vmap:
         """The numbers of parts that it can be in."""
         size = math.gcd(*(size for _, size in self.calls))
         return [] if self.refused else [n for n in range(2, size + 1) if size % n == 0]
+
+    @property
+    def site(self) -> Site:
+        """It as a place, in about the square root of the most parts."""
+        n = min(self.divisors, key=lambda n: abs(math.log(n * n / self.divisors[-1])))
+        return Site(f"{self.key} in {n}", self.who[0], n, "", self.calls[0][0], possible=True, code=self.code(n, ""))
 
     def codes(self, parts: int, option: str | None) -> dict[SourceSpan, str]:
         """What to write for each call that is one expression, such as ``jax.vmap(f, (None, 0))(p, xs)``.

@@ -225,8 +225,8 @@ class Search:
             if own is not None and own.nbytes < _LARGE * inside["function"].nbytes:
                 self._leave_out("what it makes is less than a tenth of all", vmap.key)
             elif numbers := vmap.divisors:
-                middle = min(numbers, key=lambda n: abs(math.log(n * n / numbers[-1])))
-                yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in {numbers[0]: 0, middle: 0})
+                for at in dict.fromkeys((f"{vmap.key} in {numbers[0]}", vmap.site.key)):
+                    yield _Candidate(_NOTHING, at)
 
     def _more_parts(self, capacity: int) -> Iterator[_Candidate]:
         """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts."""
