@@ -611,7 +611,7 @@ class Trace:
         from remat_magic.planning.plan import PlanRequest, plan
 
         request = PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap)
-        facts = self.facts if at is None else self.facts.under("none", at).facts
+        facts = self.facts.under("none", at).facts if isinstance(at, str) else self.facts
         ask = asking(facts, device) if compile and request.limit()[0] == "peak" else None
         return plan(facts, request, ask)
 
