@@ -79,7 +79,8 @@ def test_the_peak_is_that_of_a_part_by_the_estimate_and_by_xla():
     trace = rm.trace(loss, p, F32((4096, 6)), F32((4096,)), wrt=0)
     choices = ("as_written", None), ("nothing_saveable", "vmap(render) in 16")
     assert [round(trace.report(*choice).peak_bytes / 1e6) for choice in choices] == [573, 37]
-    assert [round(trace.measure(*choice).temp_bytes / 1e6) for choice in choices] == [673, 50]
+    xla_as_written = 673 if _jax.JAX_VERSION < (0, 12) else 807  # measured on 0.10.2 and on 0.12.0.1
+    assert [round(trace.measure(*choice).temp_bytes / 1e6) for choice in choices] == [xla_as_written, 50]
     assert trace.report("as_written", "vmap(render) in 16").saved_bytes == trace.report().saved_bytes
 
 

@@ -121,7 +121,7 @@ def _in_parts(
 ) -> Callable[..., tuple[list[Any], Any]]:
     """What is called with the arguments, and gives the results and which axes of them are mapped."""
 
-    def together(result: Any, axis: int | None) -> Any:
+    def together(result: Any, axis: Any) -> Any:
         if axis is None:
             return result[0]
         axis %= result.ndim - 1
