@@ -346,7 +346,8 @@ def test_programs_by_chance(seed):
         return h
 
     def program(*args):
-        return jnp.sum(jax.vmap(body, tuple(in_axes), out_axis)(*args) ** 2)
+        out = jax.vmap(body, tuple(in_axes), out_axis)(*args)
+        return jnp.sum(jnp.sin(out + jnp.linspace(0.0, 1.0, out.size).reshape(out.shape)))  # where each stands matters
 
     shapes = [(5,) if axis is None else (size, 5) if axis == 0 else (5, size) for axis in in_axes]
     args = [jax.random.normal(jax.random.key(seed + n), shape) for n, shape in enumerate(shapes)]
