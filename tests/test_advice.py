@@ -329,6 +329,7 @@ TABLE = {
     "all but the last of the logits": row(all_but_the_last, HEAD, softmax_of_logits=...),
     "a rule that keeps the softmax": row(lambda w, x, y: _keeps_softmax(x @ w, y), HEAD, softmax_of_logits=...),
     **{loss: row(fun, HEAD, softmax_of_logits=...) for loss, fun in LOSSES.items()},
+    "vmap": row(LOSSES["vmap"], HEAD, softmax_of_logits=..., no_checkpoint_there=lower_peak),  # in parts
 }
 
 

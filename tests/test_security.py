@@ -372,7 +372,6 @@ ALLOWED = {
     ("measuring/compiler_process.py", "shutil"): "its own temporary folder, when the process that asked has ended",
     ("_jax/private.py", "importlib"): "JAX's own modules, by names that stand in this package",
     ("_jax/caches.py", "importlib"): "likewise",
-    ("_jax/gradients.py", "importlib"): "likewise",
     ("_jax/settings.py", "importlib"): "whether a plugin for another device is installed, which it does not load",
     ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
