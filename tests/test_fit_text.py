@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import re
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -270,3 +271,12 @@ def test_a_plan_is_shown_as_the_change_that_it_is(fits):
     shown = printed(Answer(fits["no"], diff=diff), 100)
     assert "nothing_saveable: the change to your source\n  -x = f(y)\n  +x = name(f(y))\n" in shown
     assert "+++" not in shown
+
+
+def test_a_comment_that_has_no_room_stands_above_its_line(fits):
+    line = "@functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)"
+    best = replace(fits["no"].best, code=f"{line}  # on block")
+    shown = printed(Answer(replace(fits["no"], tried=(best,))), 120)
+    assert f"  {line}  # on block\n" in shown
+    narrow = printed(Answer(replace(fits["no"], tried=(best,))), 102)
+    assert f"  # on block\n  {line}\n" in narrow

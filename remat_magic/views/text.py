@@ -180,7 +180,9 @@ class Answer:
             return sum(len(console.render_lines(part, options, pad=False)) for part in parts)
 
         def code(text: str, most: int) -> list[RenderableType]:
-            wrapped = [*Text(text).wrap(console, options.max_width - 2, overflow="fold")]
+            width = options.max_width - 2
+            text = "\n".join(_with_comment_above(each) if len(each) > width else each for each in text.split("\n"))
+            wrapped = [*Text(text).wrap(console, width, overflow="fold")]
             most = len(wrapped) if len(wrapped) <= most else most - 1
             return [*wrapped[:most], *_more(len(wrapped) - most, "more line")]
 
@@ -247,6 +249,12 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
         return _headed(f"{best.what}: {how}", *code(text, room - 2 - 2 * len(caution)), *caution)
 
     return above, fill, below
+
+
+def _with_comment_above(code: str) -> str:
+    """A line of code whose comment is a line of its own: a comment that is wrapped would go on as code."""
+    before, mark, comment = code.partition("  # ")
+    return f"# {comment}\n{before}" if mark and not code.startswith(("+", "-")) else code
 
 
 def _changed(diff: str) -> str:
