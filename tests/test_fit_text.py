@@ -280,3 +280,10 @@ def test_a_comment_that_has_no_room_stands_above_its_line(fits):
     assert f"  {line}  # on block\n" in shown
     narrow = printed(Answer(replace(fits["no"], tried=(best,))), 102)
     assert f"  # on block\n  {line}\n" in narrow
+
+
+@pytest.mark.parametrize(("fits_by_xla", "batch"), [(False, 3), (True, None)])
+def test_a_batch_by_estimate_is_left_out_where_xla_contradicts_the_estimate(fits, fits_by_xla, batch):
+    estimated = replace(fits["no"], largest_batch=3)
+    word = replace(estimated.as_written, fits=fits_by_xla, compiled=True)
+    assert estimated.by_compiler({word.which: word}, Progress(1, 1)).largest_batch == batch

@@ -45,11 +45,11 @@ def unless_it_trains(fun: Any) -> Iterator[None]:
             frames.append(frame)
             frame = frame.f_back
         for number, one in reversed([*enumerate(frames)]) if frames[-1].f_code is code else ():
-            if _module(one).startswith("jax."):
+            if str(one.f_globals.get("__name__")).startswith("jax."):
                 break
             if is_user_file(one.f_code.co_filename) and _in_loop(one):
                 calls_own = number and is_user_file(frames[number - 1].f_code.co_filename)  # a step, and no microbatch
-                if calls_own or any(_module(inner) == "jax._src.pjit" for inner in frames[:number]):
+                if calls_own or any(map(_jax.is_call_of_jitted, frames[:number])):
                     raise Trains
                 kept.extend(leaves := jax.tree.leaves(args))
                 if first.setdefault((one.f_code, one.f_lasti), here := {*map(id, leaves)}).isdisjoint(here):
@@ -58,10 +58,6 @@ def unless_it_trains(fun: Any) -> Iterator[None]:
 
     with _jax.holding(hold):
         yield
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
 
 
 def _in_loop(frame: FrameType) -> bool:
