@@ -264,6 +264,23 @@ def by_a_name(p, rays):
     assert "jax.lax.map(jax.checkpoint(lambda x: render(p, x)), ray, batch_size=64)" in told.code
 
 
+def test_fit_finds_parts_by_a_line_between_two_and_plans_nothing_in_a_part():
+    def by_rays(p, rays):
+        def render(p, ray):
+            for _ in range(6):
+                ray = jnp.tanh(ray @ p)
+            return ray
+
+        return jnp.mean(jax.vmap(render, (None, 0))(p, rays))
+
+    trace = rm.trace(by_rays, F32((64, 64)), F32((4096, 64)), wrt=0)
+    tried = [choice for choice in trace.fit("5 MB").tried if choice.at.startswith("vmap")]
+    fits = {int(choice.at.rpartition(" ")[2]): choice.fits for choice in tried}
+    fewest, between, most = sorted(fits)
+    assert not fits[fewest] and fits[between] and fits[most]
+    assert not any(choice.plan for choice in tried)
+
+
 def _equinox():
     eqx = library("equinox")
     model = eqx.nn.MLP(6, "scalar", 16, 2, key=KEY)
