@@ -10,7 +10,9 @@ import traceback
 
 from remat_magic import api, devices
 from remat_magic.errors import RematError
-from remat_magic.records.base import display
+from remat_magic.views.tables import printed
+from remat_magic.views.text import IN_SCRIPT, Answer
+from remat_magic.widget.live_text import change
 from remat_magic.wording import printable
 
 FITS, TOO_BIG, NO_STEP, FAILED = range(4)
@@ -26,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         "in memory. Without a script: the environment. The exit status is 0 where the step fits or no device is named, "
         "1 where it does not fit, 2 where no step came, 3 where the script failed.",
     )
-    made.add_argument("--device", metavar="DEVICE", help='whether it fits there: "TPU v5e", "H100 SXM x8"')
+    made.add_argument("--device", metavar="DEVICE", help='whether it fits there: "TPU v5e", "H100 SXM x8", "24 GiB"')
     made.add_argument("--html", metavar="FILE", help="write the report into this file, as HTML")
     made.add_argument("--step", metavar="NAME", help="the function that is the step, where others take gradients first")
     made.add_argument("-m", dest="module", action="store_true", help="the script is a module")
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Run the script, print the answer, and give the exit status."""
     try:
-        device = devices.get(options.device).name if options.device else None
+        device = devices.named(options.device) if options.device else None
     except RematError as error:
         return _told(error, FAILED)
     caught = api.catching(options.step, also_threads=True)
@@ -51,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         fit = trace.fit(device) if device else None
         report = trace.report() if fit is None or fit.report is None else fit.report
-        shown = display().text(fit or report)
-        sys.stdout.write(printable(f"{caught.head}\n{caught.note}\n\n{shown}"))
+        said = f"{caught.head}\n{caught.note}\n"
+        sys.stdout.write(printed(Answer(fit or report, said, IN_SCRIPT, diff=change(trace, fit) if fit else ""), 100))
         if options.html:
             report.save_html(options.html)
     except RematError as error:

@@ -46,7 +46,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
         set(),
     ),
-    "script": ({"records", "devices", "api"}, set()),
+    "script": ({"records", "devices", "api", "views", "widget"}, set()),
     "__main__": ({"_jax", "api", "devices", "measuring", "script"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),

@@ -333,14 +333,27 @@ def test_a_step_by_its_name_lets_the_gradients_before_it_run():
         _ = caught.trace
 
 
-def test_what_was_compiled_ahead_of_time_is_stopped_at_and_named():
-    compiled, other = step.lower(PARAMS, X).compile(), evaluate.lower(PARAMS, X).compile()
+def exported(fun):
+    return jax.export.export(fun)(PARAMS, X).call
+
+
+AHEAD = {
+    "compiled": lambda fun: fun.lower(PARAMS, X).compile(),
+    "exported": exported,
+    "exported, jitted": lambda fun: jax.jit(exported(fun)),
+    "exported, in a loop": lambda fun: lambda p, x: jax.lax.map(lambda x: exported(fun)(p, x), x[None])[0],
+}
+
+
+@pytest.mark.parametrize("made", AHEAD)
+def test_what_was_compiled_ahead_of_time_is_stopped_at_and_named(made):
+    compiled, other = AHEAD[made](step), AHEAD[made](evaluate)
     with rm.catching() as caught:
         value = other(PARAMS, X)
         value = compiled(PARAMS, X)
     assert value.shape == ()
-    assert caught.head.startswith("step, called in test_what_was")
-    with pytest.raises(rm.RematError, match="was compiled ahead of time, and cannot be traced; it did not run"):
+    assert caught.head.startswith("step, called ")
+    with pytest.raises(rm.RematError, match="^step, called .* cannot be traced; it did not run"):
         _ = caught.trace
 
 
@@ -604,16 +617,22 @@ def test_a_script_runs_until_its_step_and_prints_the_answer(train, tmp_path):
     assert status == 0
     assert out.startswith("evaluated ()\ntrain_step, called in main(), line 18\n")
     assert "loss ran before" in out
+    assert not any(
+        f"{name}." in out.replace("report.html", "") for name in ("trace", "report", "fit")
+    )  # which nobody has who runs a script
     assert "a step ran" not in out
     assert "f32[16,16]" in out
     assert "f32[16,16]" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("memory", "status"), [(10**9, 0), (1000, 1)])
-def test_its_exit_status_says_whether_the_step_fits(train, monkeypatch, memory, status):
+@pytest.mark.parametrize(("device", "status"), [("test tpu", 1), ("1 GB", 0), ("1 kB", 1)])
+def test_its_exit_status_says_whether_the_step_fits(train, monkeypatch, device, status):
     monkeypatch.setattr(rm.devices, "_KNOWN", dict(rm.devices._KNOWN))
-    rm.devices.register(replace(rm.devices.get("TPU v5e"), name="Test TPU", memory_bytes=memory))
-    assert train(options=["--device", "test tpu"])[0] == status
+    rm.devices.register(replace(rm.devices.get("TPU v5e"), name="Test TPU", memory_bytes=1000))
+    code, out, _ = train(options=["--device", device])
+    assert code == status
+    assert not any(f"{name}." in out.replace("report.html", "") for name in ("trace", "report", "fit"))
+    assert "--html report.html" in out
 
 
 @pytest.mark.parametrize(
@@ -629,7 +648,8 @@ def test_its_exit_status_says_why_there_is_no_answer(train, arguments, status, t
     assert (code, error.strip().splitlines()[-1]) == (status, told)
 
 
-def test_a_device_that_nobody_knows_is_told_before_the_script_runs(train):
-    status, out, error = train(options=["--device", "TPU v5"])
+@pytest.mark.parametrize(("device", "told"), [("TPU v5", "did you mean"), ("5 apples", "no number of bytes")])
+def test_a_device_that_nobody_knows_is_told_before_the_script_runs(train, device, told):
+    status, out, error = train(options=["--device", device])
     assert (status, out) == (3, "")
-    assert "did you mean" in error
+    assert told in error

@@ -101,7 +101,7 @@ CELLS = {
         "for _ in range(3):\n    try: params, loss = train_step(params, x)\n    except Exception: LOG.append(1)",
         "train_step, called at In[2]:3.",
     ),
-    "finally": ("try:\n    main()\nfinally:\n    LOG.append(float(evaluate(params, x)) > 0)", "A `finally` may"),
+    "finally": ("try:\n    main()\nfinally:\n    LOG.append(float(evaluate(params, x)) > 0)", "`finally` and `with`"),
     "a finally that fails": ("try:\n    new = main()\nfinally:\n    print(new)", "train_step, called in main()"),
 }  # fmt: skip
 

@@ -183,6 +183,11 @@ def is_shard_map(eqn: Any) -> bool:
     return eqn.primitive.name == "shard_map"
 
 
+def exported_by(eqn: Any) -> Any:
+    """What ``jax.export`` made of a function, that an equation calls; else None."""
+    return eqn.params.get("exported") if eqn.primitive.name == "call_exported" else None
+
+
 def is_custom_rule(eqn: Any) -> bool:
     """Whether the derivative of an equation is a rule of the user's, which is Python and out of reach."""
     return eqn.primitive.name.startswith("custom_")

@@ -29,7 +29,7 @@ from jax.stages import Compiled
 from remat_magic._jax.caches import is_inspecting
 from remat_magic._jax.gradients import holding
 from remat_magic._jax.jaxprs import is_jaxpr, name_stack, open_jaxpr
-from remat_magic._jax.primitives import high_params
+from remat_magic._jax.primitives import exported_by, high_params
 from remat_magic._jax.private import courtesy, do_without
 from remat_magic.errors import RematError
 
@@ -71,7 +71,7 @@ class _Gradient(BaseException):
 
 
 class Jitted(NamedTuple):
-    """A call of a jitted function that takes a gradient: what was called; ahead of time compiled, its name too."""
+    """A call of a jitted function that takes a gradient: what was called; the name of what was compiled before it."""
 
     function: Any
     args: tuple[Any, ...]
@@ -114,9 +114,9 @@ class _State:
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher, self.stopped = watcher, False
-        self._known: dict[int, tuple[Any, bool]] = {}  # by identity, of jaxprs and of what was compiled
+        self._known: dict[int, tuple[Any, Any]] = {}  # by identity, of jaxprs and of what was compiled
 
-    def knows(self, thing: Any, ask: Callable[[Any], bool]) -> bool:
+    def knows(self, thing: Any, ask: Callable[[Any], Any]) -> Any:
         """``ask(thing)``, asked once."""
         known = self._known.get(id(thing))
         if known is None:
@@ -226,10 +226,11 @@ def _infer_watched(fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str,
     if found is not None and _here.met:  # a bare `except` went on without the gradient, and that was traced
         jax.clear_caches()
         found = None
-    if found is not None and not state.knows(found[0].params["jaxpr"], _has_backward_pass):
+    backward = "" if found is None else state.knows(found[0].params["jaxpr"], _backward_pass)
+    if backward is None:
         state.watcher.passes(fun)
         return found
-    state.meets(Jitted(_object_of(fun, info), args, kwargs))
+    state.meets(Jitted(_object_of(fun, info), args, kwargs, backward))
     _here.unkept = True
     try:
         _here.passing = True
@@ -279,17 +280,21 @@ _PLACES: list[tuple[Any, str, Any, Any]] = [
 _BACKWARD = "transpose(jvp"  # in the name stack of what a backward pass does, also where XLA has compiled it
 
 
-def _has_backward_pass(jaxpr: Any) -> bool:
-    jaxprs, seen = [jaxpr], set[int]()
+def _backward_pass(jaxpr: Any) -> str | None:
+    """Empty for one that JAX traced, its name for one of ``jax.export``; None where there is none."""
+    jaxprs, seen, compiled = [jaxpr], set[int](), None
     for one in jaxprs:  # which grows
         for eqn in open_jaxpr(one).eqns:
             if _BACKWARD in name_stack(eqn):
-                return True
+                return ""
+            exported = exported_by(eqn)
+            if exported is not None and _BACKWARD.encode() in exported.mlir_module_serialized:
+                compiled = exported.fun_name
             for value in high_params(eqn).values():
                 inner = [part for part in (value if isinstance(value, (tuple, list)) else [value]) if is_jaxpr(part)]
                 jaxprs += [part for part in inner if id(part) not in seen]
                 seen |= {*map(id, inner)}
-    return False
+    return compiled
 
 
 def _object_of(fun: Any, info: Any) -> Any:

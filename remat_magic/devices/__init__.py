@@ -17,6 +17,7 @@ from remat_magic.devices.device import Device
 from remat_magic.devices.targets import Target, split_name
 from remat_magic.devices.this_machine import THIS_CPU, this_cpu
 from remat_magic.errors import RematError
+from remat_magic.units import is_bytes, parse_bytes
 
 __all__ = [
     "THIS_CPU",
@@ -27,6 +28,7 @@ __all__ = [
     "get",
     "how_many_here",
     "meshes",
+    "named",
     "names",
     "of_kind",
     "register",
@@ -40,6 +42,18 @@ _KNOWN = {device.name: device for device in ACCELERATORS}
 def names() -> tuple[str, ...]:
     """The devices that ``get`` knows; nothing is measured for this."""
     return (*_KNOWN, THIS_CPU)
+
+
+def named(text: str) -> str:
+    """What a device goes by, or so many bytes in the place of one.
+
+    Raises:
+        RematError: it is neither.
+    """
+    if not is_bytes(text):
+        return get(text).name
+    parse_bytes(text, "device")
+    return text.strip()
 
 
 def register(device: Device) -> None:

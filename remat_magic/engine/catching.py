@@ -37,7 +37,7 @@ class Call(NamedTuple):
 class Met(NamedTuple):
     """A gradient that code was about to take: the function that takes it, and where that is called.
 
-    ``taken`` tells the one that the code was stopped at, ``compiled`` what was compiled ahead of time.
+    ``taken`` tells the one that the code was stopped at, ``compiled`` what was compiled ahead of time or exported.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
             return ""
         ran = f" {_listed(self.ran)} ran before." if self.ran else ""
         eager = " It is not jitted: what the rest of the step holds is not in the figures." if self._eager else ""
-        return f"Stopped at {self.stopped_at.name}, before it ran.{ran} A `finally` may have run.{eager}"
+        return f"Stopped at {self.stopped_at.name}, before it ran.{ran} `finally` and `with` around it did run.{eager}"
 
     def answer(self) -> Any:
         """What ``take`` gave.
@@ -125,8 +125,8 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
             raise RematError(f"no training step came: nothing took a gradient{ran}.")
         if met.compiled:
             raise RematError(
-                f"{met}, was compiled ahead of time, and cannot be traced; it did not run. Inspect the code that makes "
-                "it: there it is caught when it is lowered."
+                f"{met}, was compiled ahead of time or exported, and cannot be traced; it did not run. Inspect the "
+                "code that makes it: there it is caught when it is lowered."
             )
         raise RematError(
             f"{met}, did not run, and cannot be traced: {one_line(text_of(self._refused)).removesuffix('.')}."

@@ -98,12 +98,7 @@ def named_device(name: str | None) -> str | None:
     """
     if name is None:
         return None
-    if units.is_bytes(name):
-        units.parse_bytes(name, "--device")
-        return name.strip()
-    if name.strip().casefold() == devices.THIS_CPU.casefold():
-        return ""
-    return devices.get(name).name
+    return "" if name.strip().casefold() == devices.THIS_CPU.casefold() else devices.named(name)
 
 
 def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, ...]:

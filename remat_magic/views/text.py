@@ -146,6 +146,11 @@ IN_CELL = Asking(
     "More: --text=full prints every value and both jaxprs.",
     "More: --text=full prints all of it, every value and both jaxprs.",
 )
+IN_SCRIPT = Asking(
+    'Does it fit? Name a device: --device "TPU v5e".',
+    "More: --html report.html writes all of it, every value and both jaxprs.",
+    "More: --html report.html writes what is saved as it is written, every value and both jaxprs.",
+)
 IN_PYTHON = Asking(
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
     'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',

@@ -7,6 +7,7 @@ import sys
 
 from rich.console import Console, RenderableType
 
+from remat_magic.api import Trace
 from remat_magic.records import Fit, RematError, Report
 from remat_magic.views.answer import offered
 from remat_magic.views.tables import printed
@@ -26,16 +27,16 @@ def answer(live: LiveTrace, report: Report, title: str) -> Answer:
     with console.status("…") if sys.stdout.isatty() else contextlib.nullcontext() as status:
         remarks = live.find_out(report, lambda what: status.update(printable(what)) if status and what else None)
     fit = live.answer(report)
-    return Answer(fit or report, title, IN_CELL, remarks, _diff(live, fit) if fit else "")
+    return Answer(fit or report, title, IN_CELL, remarks, change(live.trace, fit) if fit else "")
 
 
-def _diff(live: LiveTrace, fit: Fit) -> str:
+def change(trace: Trace, fit: Fit) -> str:
     """What the plan that is offered first does to the user's source; empty where it is no plan."""
     best = next((row.choice for row in offered(fit)), None)
     if best is None or best.plan is None:
         return ""
     try:
-        edit = live.trace.edit(best.plan).best
+        edit = trace.edit(best.plan).best
     except RematError:
         return ""
     return edit.diff() if edit.verified else ""

@@ -46,7 +46,7 @@ class LiveTrace:
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         here = devices.accelerator() if device is None and trace is not None else None
         self.is_asked_for, self.was_chosen = device is not None, False
-        self.device = _memory_called(device) if device else here.name if here else ""
+        self.device = devices.named(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self.added: list[FitChoice] = []
         self._policies: dict[str, Policy] = {}
@@ -243,15 +243,6 @@ class LiveTrace:
         with self._lock:
             policies = list(self._policies.items())
         return {key: policy for key, policy in policies if isinstance(policy, Plan)}
-
-
-def _memory_called(text: str) -> str:
-    """What a device, or so many bytes, goes by.
-
-    Raises:
-        RematError: it is neither.
-    """
-    return text.strip() if units.is_bytes(text) else devices.get(text).name
 
 
 def _bytes_of(name: str) -> int | None:
