@@ -525,7 +525,7 @@ class Trace:
         stages, device = fitting(self.facts, target, attempt), target.device
         if not compile or device is None or device.target is None or not device.compiles_here:
             return stages
-        from remat_magic.measuring.fitting import asked
+        from remat_magic.measuring.job import asked
 
         return asked(self, stages, device, lambda choice: why_unwritten(attempt(self.facts, choice)))
 

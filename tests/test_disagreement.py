@@ -8,7 +8,7 @@ from jaxlib import _hlo
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.measuring.departures import without_effect
+from remat_magic.measuring.measure import without_effect
 from remat_magic.records import Measurement, Report, Residual
 
 

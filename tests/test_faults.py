@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic._jax import caches
-from remat_magic.engine import halves, retrace, watching
+from remat_magic.engine import calls, halves, retrace
 from remat_magic.measuring import measure as measuring
 from remat_magic.records import RematError
 from remat_magic.widget import RematWidget
@@ -176,7 +176,7 @@ def state() -> list[object]:
         gc.isenabled(),
         set(halves._pauses),
         set(caches._tracing_now),
-        dict(watching._watchers),
+        dict(calls._watchers),
         sys.gettrace(),
         getattr(caches._in_force, "generation", None),
         type(pe.trace_to_jaxpr),

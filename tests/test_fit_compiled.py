@@ -14,7 +14,7 @@ import remat_magic as rm
 from remat_magic import _jax, units
 from remat_magic.devices import device as device_module
 from remat_magic.editing import editor
-from remat_magic.measuring import fitting, job, measure
+from remat_magic.measuring import job, measure
 from remat_magic.records import Measurement
 from tests.programs import f32
 from tests.test_donation import trained
@@ -42,7 +42,7 @@ def xla(monkeypatch):
 
     monkeypatch.setattr(job, "measure", measure)
     monkeypatch.setattr(device_module, "_is_installed", lambda module: True)
-    monkeypatch.setattr(fitting, "AT_ONCE", 1)
+    monkeypatch.setattr(job, "AT_ONCE", 1)
     return asked, factors
 
 

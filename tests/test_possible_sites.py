@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic.engine import watching
+from remat_magic.engine import calls
 from tests.programs import PROGRAMS
 from tests.report_checks import costs_of, types_and_kinds
 
@@ -448,7 +448,7 @@ def test_tracing_under_a_profiler_or_debugger(monkeypatch, debugger, tool):
     make = stepped(lambda function: function)
     expected = types_and_kinds(rm.trace(make, W, X).report("nothing_saveable", at="block"))
     if not tool:  # as before Python 3.12, or where others have taken all numbers
-        monkeypatch.setattr(watching, "_tool", lambda: None)
+        monkeypatch.setattr(calls, "_tool", lambda: None)
     profile, hook, before = cProfile.Profile(), lambda *_: None, sys.gettrace()
     try:
         if debugger:

@@ -13,8 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import remat_magic as rm
-from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.walk import LiveEquations, walk
 from tests.programs import f32
 from tests.report_checks import check_report
 

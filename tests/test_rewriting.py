@@ -7,7 +7,7 @@ import pytest
 
 from remat_magic import _jax
 from remat_magic.engine.sites import PolicyWriter
-from remat_magic.jaxprs.naming import name_everything
+from remat_magic.jaxprs.rewriting import name_everything
 from remat_magic.jaxprs.walk import leaves, scopes, walk
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from tests.programs import f32

@@ -17,21 +17,7 @@ from remat_magic._jax.bodies import (
     rule_inputs,
     unchecked,
 )
-from remat_magic._jax.caches import Generation, tracing
-from remat_magic._jax.checkpoints import (
-    checkpoint_body,
-    checkpoint_equation,
-    checkpoint_name_of,
-    checkpoint_policy,
-    is_checkpoint,
-    is_high_checkpoint,
-    is_primal_left,
-    name_equation,
-    old_checkpoint,
-    policy_says_of_name,
-    remat3,
-    replace_checkpoint,
-)
+from remat_magic._jax.caches import Generation, stale_traces, tracing
 from remat_magic._jax.collectives import communication
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
@@ -40,6 +26,10 @@ from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump, tri
 from remat_magic._jax.jaxprs import (
     argument_names,
     as_function,
+    checkpoint_body,
+    checkpoint_equation,
+    checkpoint_name_of,
+    checkpoint_policy,
     closed,
     constant_keys,
     consts_of,
@@ -48,13 +38,21 @@ from remat_magic._jax.jaxprs import (
     fresh_var,
     function_name,
     has_effects,
+    is_checkpoint,
     is_dropped,
+    is_high_checkpoint,
     is_jaxpr,
     is_literal,
+    is_primal_left,
+    name_equation,
     name_stack,
+    old_checkpoint,
     open_jaxpr,
     part,
+    policy_says_of_name,
     pretty,
+    remat3,
+    replace_checkpoint,
     replace_eqns,
     replace_vars,
     structure,
@@ -111,7 +109,7 @@ from remat_magic._jax.primitives import (
     takes_bfloat16,
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
-from remat_magic._jax.propagation import propagated
+from remat_magic._jax.propagation import automatic_mesh, on_devices_here, propagated
 from remat_magic._jax.settings import (
     FOLLOWS_POLICIES,
     LARGEST_SHARE_OF_GPU,
@@ -130,32 +128,28 @@ from remat_magic._jax.shardings import (
     devices_of,
     equation_of_one,
     is_abstract,
+    is_complex,
+    is_key,
     is_replicated,
     keeps_shape,
+    local_shape,
     mapped_devices,
     mapped_twice,
+    memory_space,
     mesh_devices,
     mesh_in_force,
+    narrowed,
+    nbytes,
     of_one_device,
     placed,
     sharding_text,
+    short_dtype,
     spec_types,
     spread_like,
-    type_in_mesh,
-    untold_axes,
-)
-from remat_magic._jax.simulated import automatic_mesh, on_devices_here
-from remat_magic._jax.stale import stale_traces
-from remat_magic._jax.types import (
-    is_complex,
-    is_key,
-    local_shape,
-    memory_space,
-    narrowed,
-    nbytes,
-    short_dtype,
     tiled_nbytes,
+    type_in_mesh,
     type_text,
+    untold_axes,
     zero_keys,
 )
 from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps

@@ -16,8 +16,18 @@ import jax
 from jax._src import core
 from jax._src.linear_util import wrap_init
 
-from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
-from remat_magic._jax.jaxprs import consts_of, function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr
+from remat_magic._jax.jaxprs import (
+    checkpoint_body,
+    checkpoint_policy,
+    consts_of,
+    function_name,
+    is_checkpoint,
+    is_jaxpr,
+    is_literal,
+    like_tuple,
+    open_jaxpr,
+    replace_checkpoint,
+)
 from remat_magic._jax.primitives import (
     high_params,
     is_check,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from remat_magic._jax.primitives import names
-from remat_magic._jax.types import nbytes
+from remat_magic._jax.shardings import nbytes
 
 
 class Communication(NamedTuple):

@@ -10,14 +10,14 @@ which XLA makes without moving anything, cost none; an indexed read or update on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-from remat_magic._jax.contractions import CONTRACTIONS
-from remat_magic._jax.linalg import FACTORISATIONS
 from remat_magic._jax.primitives import (
     CUMULATIVE,
     ELEMENTWISE,
@@ -32,7 +32,165 @@ from remat_magic._jax.primitives import (
 )
 from remat_magic._jax.private import JAX_VERSION
 from remat_magic._jax.settings import partitionable_threefry
-from remat_magic._jax.types import is_complex, memory_space, nbytes
+from remat_magic._jax.shardings import is_complex, memory_space, nbytes
+
+
+def _dot_general(eqn: Any) -> int:
+    """``2 b m n k``: each of the b m n outputs sums k products."""
+    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted)
+
+
+def _ragged_dot_general(eqn: Any) -> int:
+    """``2 m k n`` whatever the groups: every row of the ragged operand meets the matrix of its own group alone.
+
+    That is what the grouped-matmul kernels of GPUs and TPUs do. JAX's own fallback (that of the CPU) masks one dense
+    product per group and does as many times more.
+    """
+    left, right = eqn.invars[0].aval, eqn.invars[1].aval
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    bound = {*contracted, *batch, *numbers.rhs_group_dimensions}
+    free = math.prod(size for axis, size in enumerate(right.shape) if axis not in bound)
+    return 2 * math.prod(left.shape) * free
+
+
+def _scaled_matmul(eqn: Any) -> int:
+    """``2 b m n k`` of a (b, m, k) by a (b, n, k) matrix; applying the block scales is not counted."""
+    left, right = eqn.invars[0].aval, eqn.invars[1].aval
+    return 2 * math.prod(left.shape) * right.shape[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_taps(
+    out: int, size: int, kernel: int, stride: int, low: int, size_dilation: int, kernel_dilation: int
+) -> int:
+    """Pairs of an output and a kernel position along one dimension that meet an element, not padding or a hole."""
+    positions = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * kernel_dilation - low
+    inside = (positions >= 0) & (positions <= (size - 1) * size_dilation)
+    return int(np.count_nonzero(inside & (positions % size_dilation == 0)))
+
+
+def _convolution(eqn: Any) -> int:
+    """Two FLOPs for each kernel tap that meets an element of the input.
+
+    That is ``2 outputs * kernel size * input channels / feature groups`` less what falls on padding or on the holes of
+    a dilated input, neither of which is worth a multiplication (nor counted by XLA). The kernel's own channels are
+    those of one feature group; batch groups divide the outputs, not the taps of one.
+    """
+    params = eqn.params
+    image, kernel, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
+    numbers = params["dimension_numbers"]
+    taps = 1
+    for axis, (of_image, of_kernel, of_out) in enumerate(
+        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    ):
+        taps *= _real_taps(
+            out.shape[of_out],
+            image.shape[of_image],
+            kernel.shape[of_kernel],
+            params["window_strides"][axis],
+            params["padding"][axis][0],
+            params["lhs_dilation"][axis],
+            params["rhs_dilation"][axis],
+        )
+    batch, features = (out.shape[axis] for axis in numbers.out_spec[:2])
+    channels = kernel.shape[numbers.rhs_spec[1]]
+    return (6 if image.dtype.kind == "c" else 2) * batch * features * channels * taps
+
+
+def _attention(eqn: Any, products: int) -> int | None:
+    """``2 products b n t s h`` for queries (b, t, n, h) and s keys; masks save nothing, the softmax is not counted.
+
+    Forward there are two products (scores and values), backward five, one of them the scores again: Dao,
+    "FlashAttention-2" (2023), section 4.1, which puts the backward pass at 2.5 times the forward one. Unknown with
+    paged keys, whose number no shape tells.
+    """
+    query, key = eqn.invars[0].aval, eqn.invars[1].aval
+    if any(math.prod(operand.aval.shape) for operand in eqn.invars[8:10] if operand.aval.dtype == np.int32):
+        return None
+    keys = key.shape[2 if eqn.params["layout"] else 1]
+    return 2 * products * math.prod(query.shape) * keys
+
+
+CONTRACTIONS = {
+    "dot_general": _dot_general,
+    "ragged_dot_general": _ragged_dot_general,
+    "scaled_dot": _dot_general,
+    "scaled_matmul": _scaled_matmul,
+    "scaled_matmul_wrapper": _scaled_matmul,
+    "conv_general_dilated": _convolution,
+    **{
+        f"dot_product_attention_{kind}{half}{wrapper}": functools.partial(_attention, products=products)
+        for kind in ("", "fp8_")
+        for half, products in (("fwd", 2), ("bwd", 5))
+        for wrapper in ("", "_wrapper")
+    },
+}
+"""FLOPs of one run of an equation, by primitive; None where the shapes do not tell."""
+
+
+def _per_matrix(count: Callable[[Any, int, int], float]) -> Callable[[Any], int]:
+    """A formula of (params, rows, columns) of the first operand, for a whole batch."""
+
+    def flops(eqn: Any) -> int:
+        *batch, rows, columns = eqn.invars[0].aval.shape
+        return math.prod(batch) * round(count(eqn.params, rows, columns))
+
+    return flops
+
+
+def _elimination(m: int, n: int, k: int) -> float:
+    """The sum over k steps of (m - j)(n - j): the rank-one updates of a factorisation of an m by n matrix."""
+    return m * n * k - (m + n) * k * k / 2 + k**3 / 3
+
+
+def _lu(_params: Any, m: int, n: int) -> float:
+    """2 FLOPs per element and step, 2n^3/3 for a square matrix [GVL 3.2, LAWN41 xGETRF]."""
+    return 2 * _elimination(m, n, min(m, n))
+
+
+def _qr(params: Any, m: int, n: int) -> float:
+    """4 FLOPs per element and step, and as many to multiply the reflectors out [GVL 5.2.2, LAWN41 xGEQRF + xORGQR]."""
+    k = min(m, n)
+    return 4 * _elimination(m, n, k) + 4 * _elimination(m, m if params["full_matrices"] else k, k)
+
+
+def _triangular_solve(eqn: Any) -> int:
+    """n^2 for each right-hand side of a triangle of order n [GVL 3.1, LAWN41 xTRTRS]."""
+    triangle, right = eqn.invars[0].aval, eqn.invars[1].aval
+    return math.prod(right.shape) * triangle.shape[-1]
+
+
+def _svd(params: Any, m: int, n: int) -> float:
+    """Golub-Reinsch with m >= n [GVL 8.6.3]: singular values alone, with the thin factors, or with the full ones."""
+    m, n = max(m, n), min(m, n)
+    if not params["compute_uv"]:
+        return 4 * m * n**2 - 4 * n**3 / 3
+    if params["full_matrices"] and m > n:
+        return 4 * m**2 * n + 8 * m * n**2 + 9 * n**3
+    return 14 * m * n**2 + 8 * n**3
+
+
+def _fft(eqn: Any) -> int:
+    """As XLA counts: 8 for each element of the operand, times log2 of each length."""
+    operand = eqn.invars[0].aval
+    logarithms = (max(length, 1).bit_length() - 1 for length in eqn.params["fft_lengths"])
+    return 8 * math.prod(operand.shape) * math.prod(logarithms)
+
+
+FACTORISATIONS: dict[str, Callable[[Any], int]] = {
+    "cholesky": _per_matrix(lambda _params, _m, n: n**3 / 3),  # [GVL 4.2.5, LAWN41 xPOTRF]
+    "eigh": _per_matrix(lambda _params, _m, n: 9 * n**3),  # symmetric QR with vectors [GVL 8.3.3]
+    "fft": _fft,
+    "lu": _per_matrix(_lu),
+    "qr": _per_matrix(_qr),
+    "svd": _per_matrix(_svd),
+    "triangular_solve": _triangular_solve,
+}
+"""FLOPs of one run of an equation, by primitive."""
+
 
 Flops = Callable[[Any], int | None]
 

@@ -1,4 +1,4 @@
-"""What one device of a mesh holds of a value, and computes of an equation.
+"""Types of values: what one device of a mesh holds of one, and computes of an equation; dtypes, keys, memory spaces.
 
 On explicit meshes the type says how a value is spread (``aval.sharding``); in the body of a ``shard_map`` the shape is
 one device's already. Outside of it, on an automatic mesh, types say nothing: there the specs of the ``shard_map`` do.
@@ -7,6 +7,7 @@ one device's already. Outside of it, on an automatic mesh, types say nothing: th
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from remat_magic._jax.jaxprs import is_literal, open_jaxpr
 from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, is_shard_map, primitive_name
+from remat_magic._jax.private import courtesy
 
 _Axes = tuple[str, ...]
 _SHAPE_KEPT = ELEMENTWISE | FEW_TERMS | VIEWS
@@ -345,3 +347,96 @@ def _of_dot(eqn: Any, inside: Sequence[Any], out: Any) -> list[Any]:
 def _along(aval: Any, dim: int) -> _Axes:
     axes = _axes(aval)
     return axes[dim] if dim < len(axes) else ()
+
+
+_short_dtype_name = courtesy("jax._src.dtypes.short_dtype_name", "types are written with the long names of dtypes")
+
+
+def short_dtype(aval: Any) -> str:
+    """JAX's short form of a dtype ("f32", "key<fry>")."""
+    dtype = getattr(aval, "dtype", None)
+    return (
+        type(aval).__name__ if dtype is None else str(dtype) if _short_dtype_name is None else _short_dtype_name(dtype)
+    )
+
+
+def is_complex(aval: Any) -> bool:
+    """Whether values of a type are complex numbers."""
+    return getattr(getattr(aval, "dtype", None), "kind", "") == "c"
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of a type are PRNG keys."""
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def zero_keys(aval: Any) -> Any:
+    """An array of PRNG keys of a type, made of zeros."""
+    impl = aval.dtype._impl
+    data = jax.numpy.zeros((*aval.shape, *impl.key_shape), jax.numpy.uint32)
+    return jax.random.wrap_key_data(data, impl=impl)
+
+
+def local_shape(aval: Any) -> tuple[int, ...]:
+    """The shape that one device holds of a value."""
+    return tuple(map(int, of_one_device(aval).shape)) if hasattr(aval, "shape") else ()
+
+
+def memory_space(aval: Any) -> str:
+    """The memory that values of a type live in; empty for the device's own."""
+    space = str(getattr(aval, "memory_space", "") or "").rsplit(".", 1)[-1].lower()
+    return "" if space in ("", "device", "any") else space
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes that one device holds of a value (packed: 4-bit types count half), from its type.
+
+    A type without a sharding is held whole. PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize``
+    does in JAX.
+    """
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None:
+        return 0
+    return math.prod(map(int, of_one_device(aval).shape)) * int(dtype.itemsize)
+
+
+_LANES, _SUBLANES, _SMALLEST = 128, 8, 512
+
+
+def tiled_nbytes(aval: Any, lanes: Collection[int] = ()) -> int:
+    """Bytes that a TPU holds of a value: in tiles of 8 by 128 elements, of the two dimensions that pad least.
+
+    That is how XLA for a v5e lays values out, of 4, 2 and 1 bytes alike (``T(8,128)``, ``T(8,128)(2,1)``,
+    ``T(8,128)(4,1)``), with smaller tiles for fewer than 8 rows; it chooses which dimensions are the last two, those of
+    arguments too. ``tests/test_estimate.py`` has sizes from its buffer assignments.
+
+    Args:
+        aval: the value's type.
+        lanes: the dimensions of which one has to be the last; any by default.
+    """
+    plain = nbytes(aval)
+    if not plain:
+        return 0
+    shape = local_shape(aval)
+    padded = [-(-size // _LANES) * _LANES / size for size in shape]
+    if len(shape) < 2:
+        most = padded[0] if padded else 1.0
+    else:
+        rows = [
+            (-(-size // _SUBLANES) * _SUBLANES if size >= _SUBLANES else 1 << (size - 1).bit_length()) / size
+            for size in shape
+        ]
+        pairs = itertools.product(lanes or range(len(shape)), range(len(shape)))
+        most = min(padded[lane] * rows[row] for lane, row in pairs if lane != row)
+    return -(-round(plain * most) // _SMALLEST) * _SMALLEST
+
+
+def narrowed(aval: Any) -> Any:
+    """The type of a float32 value once a TPU's matrix units take it, in bfloat16; None for values of other types."""
+    return aval.update(dtype=jax.numpy.bfloat16) if getattr(aval, "dtype", None) == jax.numpy.float32 else None
+
+
+def type_text(aval: Any) -> str:
+    """A type in JAX's short form, ``f32[5,4]``."""
+    shape = getattr(aval, "shape", ())
+    return f"{short_dtype(aval)}[{','.join(map(str, shape))}]"

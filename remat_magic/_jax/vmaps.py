@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from remat_magic._jax.private import Replaced, courtesy, do_without
-from remat_magic._jax.types import is_key
+from remat_magic._jax.shardings import is_key
 from remat_magic._jax.wrappers import is_boundary
 from remat_magic.errors import RematError
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.flow import makers, readers
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import Scope, makers, readers, walk
 from remat_magic.records import LiveValue, Residual, SourceSpan, Timeline
 
 _Operation = tuple[Scope, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.calls import calls_scoped_modules, frames
+from remat_magic.engine.checkpoint_writer import Checkpoint
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.segments import Checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
+from remat_magic.jaxprs.walk import last_reads
 from remat_magic.parsing import parse_source
 from remat_magic.records import RematError, Report, SourceSpan
 

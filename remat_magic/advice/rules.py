@@ -16,14 +16,12 @@ from typing import Any
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.advice.parts import lines_of_part, under_checkpoint
-from remat_magic.engine.cast import with_cast
-from remat_magic.engine.engine import Engine
+from remat_magic.engine.engine import Engine, with_cast
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.buffers import DeviceMemory
 from remat_magic.facts.causes import Widened, accumulators, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
-from remat_magic.jaxprs.flow import Maker, makers
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.walk import Maker, makers, walk
 from remat_magic.planning.fit import what_of
 from remat_magic.planning.places import first_tried
 from remat_magic.planning.planner import Planner, planner, saved_by

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from remat_magic.devices.device import Device
-from remat_magic.devices.targets import Target
+from remat_magic.devices.device import Device, Target
 
 _T = 1e12
 

@@ -19,9 +19,8 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 
 from remat_magic import _jax, units
-from remat_magic.editing.applications import PARTIAL, Application, applications, with_policies
 from remat_magic.editing.source import ParsedText, code_objects, functions_of, number_of
-from remat_magic.editing.user_code import UserCode
+from remat_magic.editing.user_code import PARTIAL, Application, UserCode, applications, with_policies
 from remat_magic.engine.signature import function_name
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import walk

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from remat_magic.jaxprs.spans import as_typed, cell_number, codes_of
+from remat_magic.jaxprs.provenance import as_typed, cell_number, codes_of
 from remat_magic.parsing import parse_source
 from remat_magic.records import FileEdit, RematError, SourceSpan
 

@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from remat_magic import _jax, libraries
 from remat_magic.engine.signature import function_name
-from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.provenance import Spans
 from remat_magic.records import RematError, SourceSpan
 from remat_magic.user_files import is_user_file
 from remat_magic.wording import one_line, printable, text_of

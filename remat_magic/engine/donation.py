@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax, libraries
-from remat_magic.engine.differentiated import half_of
+from remat_magic.engine.gradients import half_of
 from remat_magic.engine.signature import Bound, function_name
 from remat_magic.engine.steps import Step
-from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.straight_line import StraightLines
+from remat_magic.jaxprs.walk import LiveEquations
 from remat_magic.parsing import parse_expression, parse_source
 
 _LEAST = 0.01  # of all that comes back: what is less, as a key or a counter, is not worth that the caller loses it

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -16,22 +16,19 @@ import jax
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.checkpoint_writer import with_checkpoints
-from remat_magic.engine.contents import Contents, contents
-from remat_magic.engine.differentiated import InnerInputs
 from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.failures import is_passing
-from remat_magic.engine.plan_values import PlanValues
+from remat_magic.engine.gradients import InnerInputs
 from remat_magic.engine.possible import Where
-from remat_magic.engine.primal import Primal
-from remat_magic.engine.reloaded import restore_lines
-from remat_magic.engine.retrace import Dissection, Retrace, kept
+from remat_magic.engine.primal import Contents, Primal, contents
+from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, kept
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
-from remat_magic.engine.source_texts import source_texts
+from remat_magic.engine.source_texts import restore_lines, source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
 from remat_magic.engine.vmaps import Vmap, parts_in, refuse_other_bits, with_parts
-from remat_magic.jaxprs.naming import checkpoint_names
+from remat_magic.jaxprs.rewriting import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError
 
@@ -480,3 +477,40 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         return planned(*args, **kwargs)
 
     return applied
+
+
+def with_cast(engine: Engine, arguments: Collection[str], kind: str) -> Engine | None:
+    """A trace with all f32 in some arguments cast to ``kind``; None where the function closes over one of them.
+
+    Its Python runs again.
+
+    Raises:
+        Exception: whatever it raises then.
+    """
+    leaves, types, given = engine.primal.signature.leaves, list[Any](), engine.given.fun
+    if engine.inside is not None:
+        inner = engine.inside.function
+        leaves, types = inner.primals, [*inner.closed.in_avals]
+        if any(leaf.argument in arguments for leaf in inner.constants.values()):
+            return None
+    wide = [leaf.argument in arguments and leaf.is_array and _jax.short_dtype(leaf.value) == "f32" for leaf in leaves]
+
+    def casting(fun: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fun)
+        def cast(*args: Any, **kwargs: Any) -> Any:
+            values, tree = jax.tree.flatten((args, kwargs))
+            values = [value.astype(kind) if yes else value for value, yes in zip(values, wide, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, values)
+            return fun(*args, **kwargs)
+
+        return cast
+
+    def hold(fun: Callable[..., Any], args: tuple[Any, ...], _: bool) -> Callable[..., Any]:
+        return casting(fun) if [*map(jax.typeof, jax.tree.leaves(args))] == types else fun
+
+    @functools.wraps(given)
+    def holding(*args: Any, **kwargs: Any) -> Any:
+        with _jax.holding(hold):
+            return given(*args, **kwargs)
+
+    return engine.retraced(casting(given) if engine.inside is None else holding)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.provenance import Spans
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from remat_magic.engine.differentiated import Differentiated
+from remat_magic.engine.gradients import Differentiated
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note

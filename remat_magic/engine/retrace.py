@@ -1,21 +1,24 @@
-"""What JAX makes of the primal program under one selection."""
+"""What JAX makes of the primal program under one selection: its halves, and a function like it for any arguments."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
 import jax
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
-from remat_magic.engine.applied import Rewrite, evaluation, step_with_policy, with_policy
-from remat_magic.engine.calls import Calls
+from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.checkpoint_writer import with_checkpoints
-from remat_magic.engine.differentiated import half_of
 from remat_magic.engine.failures import failures
+from remat_magic.engine.gradients import half_of, under_policy
 from remat_magic.engine.halves import (
     Forward,
     Gradient,
@@ -25,17 +28,211 @@ from remat_magic.engine.halves import (
     value_and_gradients,
     without_gc,
 )
-from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.primal import Primal
-from remat_magic.engine.selection import Selection
-from remat_magic.engine.sites import PolicyWriter
+from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.sites import Identity, PolicyWriter
 from remat_magic.engine.steps import Halves, InnerGradient, lowered_step
-from remat_magic.jaxprs.naming import NamedProgram
-from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.provenance import Provenances, Spans
+from remat_magic.jaxprs.rewriting import NamedProgram, name_everything
+from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.jaxprs.walk import walk
-from remat_magic.policies import AS_WRITTEN
-from remat_magic.records import RematError
+from remat_magic.libraries import lifted
+from remat_magic.policies import AS_WRITTEN, Resolved, resolve
+from remat_magic.policies.table import DESTINATION, SOURCE
+from remat_magic.records import Plan, RematError
+
+
+class PlanValues:
+    """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.
+
+    Args:
+        primal: the program.
+        selector: makes selections for it.
+        differentiate: has JAX differentiate it under a selection.
+    """
+
+    def __init__(self, primal: Primal, selector: Selector, differentiate: Callable[[Selection], object]) -> None:
+        self._primal, self._selector, self._differentiate = primal, selector, differentiate
+        self._programs: dict[tuple[str, bool], NamedProgram] = {}
+        self._policies: dict[tuple[str | None, ...], Any] = {}  # one for each choice, whatever a plan of it is called
+
+    def clear(self) -> None:
+        """Drop the programs."""
+        self._programs.clear()
+        self._policies.clear()
+
+    def program(self, at: str, remat3: bool) -> NamedProgram:
+        """The program with the values named that a policy there is asked about.
+
+        Args:
+            at: one place, or all sites.
+            remat3: whether jax_remat3 is in force.
+        """
+        program = self._programs.get((at, remat3))
+        if program is None:
+            selection = self._selector.select(resolve("nothing_saveable"), at)
+            primal = self._primal
+            closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+            spans = primal.provenances.spans
+            program = self._name(selection, closed, spans, differentiate=lambda: self._differentiate(selection))
+            self._programs[at, remat3] = program
+        return program
+
+    def select(self, plan: Plan) -> Selection:
+        """A plan's choice, made precise.
+
+        Raises:
+            RematError: the program does other operations than the one that the plan was made for.
+        """
+        naming = self.program(plan.at, self._primal.remat3)
+        names = self._names(plan, naming)
+        moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
+        kept = sorted({*names} - {*moved})
+        policy = self._policies.setdefault((*kept, None, *moved), _policy(kept, moved))
+        unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
+        return replace(unnamed, naming=naming, code=plan.code, label=plan.label, plan=plan)
+
+    def _names(self, plan: Plan, naming: NamedProgram) -> list[str]:
+        """The names of a plan's values in a program, which are told by its operations alone."""
+        keys = [value.key for value in plan.names]
+        if naming.fingerprint != plan.fingerprint or not naming.values.keys() >= {*keys}:
+            raise RematError(
+                f"this plan was made for other operations than {self._primal.name} does now: make it anew with "
+                "trace.plan()."
+            )
+        return keys
+
+    def again(self, selection: Selection, closed: Any) -> Any:
+        """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
+
+        Raises:
+            RematError: it does other operations than the program that the plan was made for.
+        """
+        if selection.naming is None:
+            return closed
+        naming = self._name(selection, closed, Spans(), like=selection.naming)
+        if naming.fingerprint != selection.naming.fingerprint:
+            raise RematError(
+                f"{self._primal.name} does other operations for these arguments than for those that the plan was made "
+                "for: trace it with these, and make a plan for them."
+            )
+        return naming.closed
+
+    def _name(
+        self,
+        selection: Selection,
+        closed: Any,
+        spans: Spans,
+        *,
+        differentiate: Callable[[], object] | None = None,
+        like: NamedProgram | None = None,
+    ) -> NamedProgram:
+        chosen = dict(selection.at_sites)
+
+        def within(eqn: Any) -> bool:
+            return self._primal.table.key_of(eqn, spans) in chosen
+
+        checkpoints = within if selection.whole is None else None
+        return name_everything(
+            closed, checkpoints, rules=not self._primal.remat3, differentiate=differentiate, like=like
+        )
+
+
+def _policy(kept: Sequence[str], moved: Sequence[str]) -> Any:
+    """JAX's policy that saves some names, and offloads others."""
+    if not moved:
+        return jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, offload_src=SOURCE, offload_dst=DESTINATION
+    )
+
+
+Rewrite = Callable[[Any, Calls], tuple[Any, Any]]
+"""Gives for a jaxpr, and the calls recorded when it was traced, another, and the policy of a checkpoint around it."""
+
+
+def step_with_policy(
+    step: Callable[..., Any], inside: Identity, policy: str, rewrite: Rewrite, remat3: bool
+) -> Callable[..., Any]:
+    """A training step like ``step``, with a function that it differentiates inside rewritten.
+
+    The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is. JAX
+    keeps what it compiles for one policy apart from the user's, and from other policies'.
+
+    Args:
+        step: the function.
+        inside: the function that is differentiated, by its definition.
+        policy: the key of what is written into it, for errors.
+        rewrite: writes it.
+        remat3: whether to trace with jax_remat3.
+    """
+    generation, earlier = _jax.Generation(), Calls()
+
+    def instead(closed: Any, calls: Calls) -> Callable[..., Any]:
+        return evaluation(*rewrite(closed, calls))
+
+    @functools.wraps(step)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        # A trace that looks for gradients gets new ones: what stands compiled takes none any more.
+        own = _jax.Generation() if _jax.is_holding() else generation
+        with _jax.tracing(own, remat3, _jax.x64()), under_policy(inside, instead, earlier), failures(inside[0], policy):
+            return step(*args, **kwargs)
+
+    return applied
+
+
+def evaluation(closed: Any, policy: Any) -> Callable[..., Any]:
+    """A flat function that evaluates a jaxpr, under a checkpoint with that policy if there is one."""
+    evaluate = _jax.as_function(closed)
+    return evaluate if policy is None else jax.checkpoint(evaluate, policy=policy)
+
+
+def with_policy(
+    fun: Callable[..., Any],
+    name: str,
+    policy: str,
+    rewrite: Rewrite,
+    tracing: Callable[[], AbstractContextManager[None]],
+    calls: Calls,
+) -> Callable[..., Any]:
+    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it.
+
+    ``calls`` are those of the trace that was made before, with the same caches of JAX.
+    """
+    earlier = Calls(calls)
+
+    def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            leaves, tree = tree_flatten((args, kwargs))
+            dynamic = [
+                not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
+            ]
+            arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
+            returned = Returned()
+
+            def flat(*values: Any) -> list[Any]:
+                given = iter(values)
+                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+                inner_args, inner_kwargs = tree_unflatten(tree, filled)
+                return returned.arrays(fun(*inner_args, **inner_kwargs))
+
+            with tracing():
+                with recording(earlier) as calls:
+                    closed = jax.make_jaxpr(flat)(*arrays)
+                evaluate = evaluation(*rewrite(closed, calls))
+                earlier.keep(calls, closed)
+                with failures(name, policy):
+                    return returned.with_arrays(evaluate(*arrays))
+
+        return traced
+
+    @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
+        return function(*args, **kwargs)
+
+    return applied
+
 
 T = TypeVar("T")
 

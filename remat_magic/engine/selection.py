@@ -15,7 +15,7 @@ from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.engine.vmaps import Vmap, parts_in
-from remat_magic.jaxprs.naming import NamedProgram
+from remat_magic.jaxprs.rewriting import NamedProgram
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, Plan, RematError
 from remat_magic.wording import one_line, text_of

@@ -12,8 +12,8 @@ from types import CodeType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.jaxprs.provenance import Spans, cell_number
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
-from remat_magic.jaxprs.spans import Spans, cell_number
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.libraries import class_name_in_linen, is_layer, names_modules
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import jax
 
 from remat_magic import _jax
-from remat_magic.engine.differentiated import Differentiated, InnerInputs, half_of, is_half
+from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
 from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
-from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import is_inexact
-from remat_magic.jaxprs.walk import Scope, scopes, walk
+from remat_magic.jaxprs.walk import LiveEquations, Scope, scopes, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
 ITSELF = "none"

@@ -20,7 +20,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.sites import Identity, keys_of, name_of
-from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.provenance import Spans
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_layer
 from remat_magic.parsing import parse_expression

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.differentiated import half_of
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.gradients import half_of
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.residuals import locate, saved_values
-from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import Scope, makers, walk
 from remat_magic.records import SourceSpan
 
 _NARROW, _WIDE = ("bf16", "f16"), "f32"

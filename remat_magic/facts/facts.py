@@ -18,7 +18,7 @@ from remat_magic.facts import reports
 from remat_magic.facts.buffers import DeviceMemory, memory_of
 from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
-from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.walk import LiveEquations
 from remat_magic.records import (
     FitChoice,
     Plan,

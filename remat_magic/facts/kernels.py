@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.contractions import CONTRACTIONS
-from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
+from remat_magic._jax.formulas import BYTES, CONTRACTIONS, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.jaxprs.one_device import TypeOf, own_type

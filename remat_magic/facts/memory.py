@@ -34,7 +34,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
-from remat_magic.engine.differentiated import half_of
+from remat_magic.engine.gradients import half_of
 from remat_magic.engine.steps import Halves, Step
 from remat_magic.facts.arrangement import arranged
 from remat_magic.facts.buffers import (
@@ -51,11 +51,10 @@ from remat_magic.facts.buffers import (
 )
 from remat_magic.facts.kernels import fused_operands, fuses, unheld
 from remat_magic.facts.residuals import saved_values
-from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.values import is_inexact
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.walk import LiveEquations, walk
 from remat_magic.records import ArgumentRole, Half, Moment, Phase
 
 InnerPeaks = dict[tuple[int, int], int]

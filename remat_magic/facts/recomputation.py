@@ -10,11 +10,9 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.facts.cost import Cost
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.flow import dependents
-from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
-from remat_magic.jaxprs.walk import Scope, leaves, walk
+from remat_magic.jaxprs.rewriting import is_given
+from remat_magic.jaxprs.walk import LiveEquations, Scope, dependents, leaves, walk
 from remat_magic.records import Equation
 
 # How far back operands are compared. One step tells apart what the derivatives of 25 functions of JAX's do (powers,

@@ -1,12 +1,12 @@
-"""From the two halves of a derivative to a report."""
+"""From the two halves of a derivative to a report, and how far XLA's peak may be from its estimate."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from remat_magic import _jax, units
 from remat_magic.devices import Device
@@ -14,18 +14,16 @@ from remat_magic.engine.halves import Forward
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, Held
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
+from remat_magic.facts.measured_ranges import RANGES
 from remat_magic.facts.memory import Schedule, both_halves, live_lines
 from remat_magic.facts.program_text import live_program
-from remat_magic.facts.ranges import peak_range
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.times import of_equations
-from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.straight_line import StraightLines
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import LiveEquations, Maker, Scope, makers, walk
 from remat_magic.records import (
     Kernel,
     Life,
@@ -425,3 +423,62 @@ def without_backward(first: Report, half: Forward, provenances: Provenances, err
     """The report of a function that has a forward half only."""
     saved = saved_values(half.closed, half.outputs)
     return replace(first, forward=_forward_program(half, saved, provenances), complete=True, backward_error=error)
+
+
+ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
+_MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
+
+What = Literal["layers", "plain", "moved"]
+
+
+class Doubt(NamedTuple):
+    """The bytes of a peak that are sure, and those that are not, by what makes them."""
+
+    device: Literal["GPU", "TPU"]
+    sure: int
+    unsure: Counter[What]
+
+
+def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
+    """What is sure and what is in doubt of the values that are held at a peak."""
+    sure, unsure = 0, Counter[What]()
+    for value in held:
+        if value.argument is not None or value.constant or value.output:
+            sure += value.bytes
+        else:
+            unsure[_what(value)] += value.bytes
+    return Doubt("TPU" if on.tiled else "GPU", sure, unsure)
+
+
+def _what(value: Held) -> What:
+    eqn = value.eqn
+    if eqn is None:
+        return "plain"
+    if _jax.is_scan(eqn) and value.var in eqn.outvars[len(_jax.carried_operands(eqn)) :]:
+        return "moved" if _jax.scan_length(eqn) >= _MANY else "layers"
+    return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
+
+
+def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[Held]) -> tuple[int, int]:
+    """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is held.
+
+    All that is held in the update of a step may be sure, and the gradient before it need more than is estimated.
+    Of no device it is the peak itself: then it is counted by the program's own types, and says nothing of XLA.
+    """
+    if not schedule.on.fuses:
+        return peak, peak
+    low, high = _range(peak, held, schedule.on)
+    if schedule.phase(at) == "update":
+        gradient, before = schedule.highest(before_update=True)
+        high = max(high, _range(gradient, schedule.held(before), schedule.on)[1])
+    return low, high
+
+
+def _range(most: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
+    """That of one moment, by the bytes that are held then and what they are."""
+    doubted = doubt(held, on)
+    low, high = (
+        doubted.sure + sum(round(RANGES[doubted.device, what][end] * size) for what, size in doubted.unsure.items())
+        for end in (0, 1)
+    )
+    return min(most, max(doubted.sure, low - ON_CHIP * on.tiled)), max(most, high)

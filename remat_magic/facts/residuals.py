@@ -8,10 +8,9 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
-from remat_magic.jaxprs.flow import Maker, makers, readers
-from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenance, Provenances
-from remat_magic.jaxprs.walk import Scope
+from remat_magic.jaxprs.rewriting import is_given
+from remat_magic.jaxprs.walk import Maker, Scope, makers, readers
 from remat_magic.records import Kind, Origin, Reader, Residual
 
 

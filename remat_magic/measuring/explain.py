@@ -6,7 +6,7 @@ import linecache
 import re
 from collections.abc import Iterator
 
-from remat_magic.jaxprs.spans import cell_number
+from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.records import Exhausted, ExhaustedBuffer, RematError, SourceSpan
 from remat_magic.wording import one_line, text_of
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic.jaxprs.spans import cell_number, characters
+from remat_magic.jaxprs.provenance import cell_number, characters
 from remat_magic.records import SourceSpan, XlaBuffer, XlaMemory
-from remat_magic.records.xla_memory import XlaRole
+from remat_magic.records.measurement import XlaRole
 from remat_magic.user_files import is_library_file, is_user_file
 
 _RANGES, _BUFFERS, _MODULE = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 
-from remat_magic.jaxprs.spans import cell_number
+from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.notebook.line import Options, one_sentence
 from remat_magic.notebook.session import Session
 from remat_magic.records import RematError

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
-from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
+from remat_magic.engine.primal import Contents
 from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts

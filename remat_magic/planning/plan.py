@@ -12,7 +12,7 @@ from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.naming import COMPLEX
+from remat_magic.jaxprs.rewriting import COMPLEX
 from remat_magic.planning.places import CLEARLY_LOWER, FEW, known, searched, searching
 from remat_magic.planning.planner import INSIDE, budget_bytes, objective
 from remat_magic.planning.search import FILLED, Request, called, known_plans, limit_of, no_plan, order, plan_at

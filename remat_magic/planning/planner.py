@@ -21,9 +21,8 @@ from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts import kernels
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import added, seconds
-from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.naming import COMPLEX, NamedValue
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.rewriting import COMPLEX, NamedValue
+from remat_magic.jaxprs.walk import LiveEquations, walk
 from remat_magic.planning.graph import Graph, build
 from remat_magic.planning.solver import Costs, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved

@@ -11,20 +11,41 @@ from __future__ import annotations
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
-from remat_magic.records.choice import Choice, Parameter
-from remat_magic.records.comparison import Comparison, Places
-from remat_magic.records.comparison_row import ComparisonRow, Offloading
-from remat_magic.records.edit import Edit, EditedName, FileEdit
+from remat_magic.records.comparison import Comparison, ComparisonRow, Offloading, Places
+from remat_magic.records.edit import Advice, Edit, EditedName, FileEdit, WhatIf
 from remat_magic.records.fit import Fit, FitChoice
-from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
-from remat_magic.records.note import Note, NoteKind
-from remat_magic.records.operation import Equation, Kernel, Unit, dearest
+from remat_magic.records.measurement import (
+    Collective,
+    Effort,
+    Exhausted,
+    ExhaustedBuffer,
+    GradientDifference,
+    Measurement,
+    Progress,
+    XlaBuffer,
+    XlaMemory,
+)
 from remat_magic.records.plan import Plan, PlannedValue
-from remat_magic.records.program import TEXTLESS, Program, ProgramLine, RecomputationKind
-from remat_magic.records.report import Report
-from remat_magic.records.residual import Kind, Origin, Reader, Residual
+from remat_magic.records.report import (
+    TEXTLESS,
+    Choice,
+    Equation,
+    Kernel,
+    Kind,
+    Note,
+    NoteKind,
+    Origin,
+    Parameter,
+    Program,
+    ProgramLine,
+    Reader,
+    RecomputationKind,
+    Report,
+    Residual,
+    Unit,
+    dearest,
+)
 from remat_magic.records.source import GradientCall, Site, SourceSpan, SourceText
-from remat_magic.records.suggestions import Advice, WhatIf
 from remat_magic.records.timeline import (
     ArgumentRole,
     Half,
@@ -37,7 +58,6 @@ from remat_magic.records.timeline import (
     Timeline,
     Times,
 )
-from remat_magic.records.xla_memory import Exhausted, ExhaustedBuffer, XlaBuffer, XlaMemory
 
 __all__ = [
     "TEXTLESS",

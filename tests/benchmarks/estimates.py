@@ -25,7 +25,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.facts import measured_ranges
 from remat_magic.facts.buffers import memory_of
-from remat_magic.facts.ranges import ON_CHIP, Doubt, What, doubt
+from remat_magic.facts.reports import ON_CHIP, Doubt, What, doubt
 from tests.benchmarks.programs import TUNING
 from tests.benchmarks.unseen import HELD_OUT
 
