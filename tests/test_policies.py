@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.policies import Key, choices, describe, resolve
-from remat_magic.policies.table import TABLE
+from remat_magic.policies.keys import TABLE
 
 NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
 

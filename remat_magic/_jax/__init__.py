@@ -4,154 +4,20 @@ What it is tested with is in ``private.TESTED``. Each branch says which version 
 """
 
 # pyright: reportUnusedImport=false
-# What is imported here is handed on, as `_jax.bodies`.
+# What is imported here is handed on, as `_jax.bodies`: of the vocabulary all.
 
-from remat_magic._jax.bodies import (
-    Body,
-    bodies,
-    label_of,
-    map_jaxprs,
-    map_rule,
-    perturbed_operands,
-    rearranged,
-    rule_inputs,
-    unchecked,
-)
+from remat_magic._jax.bodies import *
 from remat_magic._jax.caches import Generation, stale_traces, tracing
-from remat_magic._jax.collectives import communication
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
-from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
+from remat_magic._jax.formulas import communication
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, not_holding, of_one_trace
-from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump, trips
-from remat_magic._jax.jaxprs import (
-    argument_names,
-    as_function,
-    checkpoint_body,
-    checkpoint_equation,
-    checkpoint_name_of,
-    checkpoint_policy,
-    closed,
-    constant_keys,
-    consts_of,
-    do_the_same,
-    fresh_rows,
-    fresh_var,
-    function_name,
-    has_effects,
-    is_checkpoint,
-    is_dropped,
-    is_high_checkpoint,
-    is_jaxpr,
-    is_literal,
-    is_primal_left,
-    name_equation,
-    name_stack,
-    old_checkpoint,
-    open_jaxpr,
-    part,
-    policy_says_of_name,
-    pretty,
-    remat3,
-    replace_checkpoint,
-    replace_eqns,
-    replace_vars,
-    structure,
-    telling_var,
-    traceback_of,
-    untransformed_scopes,
-    use_of,
-    with_body,
-    with_outputs,
-    with_traceback,
-    writes_to_inputs,
-)
-from remat_magic._jax.primitives import (
-    MATMULS,
-    carried_operands,
-    donated,
-    has_backward_rule,
-    is_addition,
-    is_barrier,
-    is_broadcast,
-    is_call,
-    is_cast,
-    is_check,
-    is_cond,
-    is_custom_rule,
-    is_exponential,
-    is_jit,
-    is_logarithm,
-    is_matmul,
-    is_one_hot,
-    is_placeholder,
-    is_plain,
-    is_refused,
-    is_reversed,
-    is_rounding,
-    is_scan,
-    is_shard_map,
-    is_sum,
-    is_transparent,
-    is_while,
-    lanes_of_convolution,
-    map_params,
-    only_moves,
-    params_key,
-    policy_says,
-    primitive_name,
-    printing,
-    replace_scan,
-    rows_put,
-    same_params,
-    scan_body,
-    scan_length,
-    scan_split,
-    takes_bfloat16,
-)
+from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump
+from remat_magic._jax.jaxprs import *
+from remat_magic._jax.primitives import *
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.propagation import automatic_mesh, on_devices_here, propagated
-from remat_magic._jax.settings import (
-    FOLLOWS_POLICIES,
-    LARGEST_SHARE_OF_GPU,
-    default_device,
-    has_begun,
-    memory_limit,
-    runs_on_cpu,
-    share_of_gpu,
-    thread_settings,
-    x64,
-)
-from remat_magic._jax.shardings import (
-    automatic_devices,
-    automatic_devices_in,
-    called_whole,
-    devices_of,
-    equation_of_one,
-    is_abstract,
-    is_complex,
-    is_key,
-    is_replicated,
-    keeps_shape,
-    local_shape,
-    mapped_devices,
-    mapped_twice,
-    memory_space,
-    mesh_devices,
-    mesh_in_force,
-    narrowed,
-    nbytes,
-    of_one_device,
-    placed,
-    sharding_text,
-    short_dtype,
-    spec_types,
-    spread_like,
-    tiled_nbytes,
-    type_in_mesh,
-    type_text,
-    untold_axes,
-    zero_keys,
-)
+from remat_magic._jax.settings import *
+from remat_magic._jax.shardings import *
 from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
 from remat_magic._jax.wrappers import behind_boundary, is_boundary, is_call_of_jitted

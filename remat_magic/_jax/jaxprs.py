@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax
 import numpy as np
 from jax._src import core  # not of jax.extend: with that jax 0.12 imports settings, after which all is compiled anew
 from jax._src.core import no_effects
+from jax.core import Tracer
+from jax.tree_util import tree_leaves
 
 from remat_magic._jax.primitives import high, params_key
 from remat_magic._jax.private import JAX_VERSION, cannot, courtesy, needed
@@ -431,3 +434,66 @@ def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
 def is_primal_left(eqn: Any) -> bool:
     """jax_remat3's marker of a saved value; only its first operand is read in a backward pass."""
     return _PrimalLeft is not None and type(high(eqn)) is _PrimalLeft
+
+
+_trace_now: Any = courtesy("jax._src.core.trace_ctx", "places that have no checkpoint are not offered")
+
+ELSEWHERE = object()
+"""What ``staged`` gives where operations are carried out otherwise than by writing them down, as under ``jax.jvp``."""
+
+
+def staged() -> Any:
+    """The trace that makes the innermost jaxpr that is being made; ``vmap`` writes what it maps into that one too.
+
+    None where no jaxpr is made. Who keeps it longer than it lasts leaks tracers.
+    """
+    stage: Any = getattr(_trace_now, "trace", None)
+    while type(stage).__name__ == "BatchTrace":
+        stage = stage.parent_trace
+    if hasattr(getattr(stage, "frame", None), "tracing_eqns"):
+        return stage
+    return None if stage is None or type(stage).__name__ == "EvalTrace" else ELSEWHERE
+
+
+def equations_of(stage: Any) -> Sequence[Any]:
+    """The equations that a trace of JAX's, as ``staged`` gives it, has written so far."""
+    return stage.frame.tracing_eqns
+
+
+def inputs_of(stage: Any) -> Sequence[Any]:
+    """The variables of such a trace that are the inputs of the jaxpr that it makes."""
+    return stage.frame.invars
+
+
+def variables(values: Any) -> list[Any]:
+    """The variables, in the jaxpr that is being made, of the traced arrays in a pytree; none where it is no pytree."""
+    try:
+        flat = tree_leaves(values)
+    except Exception:  # noqa: BLE001 - of a class of the user's, or a dictionary whose keys have no order
+        return []
+    leaves = []
+    for leaf in flat:
+        while type(leaf).__name__ == "BatchTracer":
+            leaf = leaf.val
+        if isinstance(leaf, Tracer):
+            leaves.append(getattr(leaf, "val", None))
+    return leaves
+
+
+def makers(equations: Sequence[Any], begin: int) -> dict[int, tuple[int, int]]:
+    """For the identity of each variable that is made by these equations, from number ``begin`` on, its place.
+
+    That is the number of the equation and of the output.
+    """
+    eqns = ((number, _standing(eqn)) for number, eqn in enumerate(equations[begin:], begin))
+    return {id(var): (number, i) for number, eqn in eqns if eqn is not None for i, var in enumerate(eqn.outvars)}
+
+
+def tracebacks(equations: Sequence[Any]) -> list[Any]:
+    """The traceback of each equation of a jaxpr that is being made; None for one that JAX has dropped again."""
+    eqns = map(_standing, equations)
+    return [None if eqn is None else eqn.source_info.traceback for eqn in eqns]
+
+
+def _standing(equation: Any) -> Any:
+    return equation() if isinstance(equation, weakref.ref) else equation  # 0.11: by a weak reference

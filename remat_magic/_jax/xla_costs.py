@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.collectives import sent_bytes
+from remat_magic._jax.formulas import sent_bytes
 from remat_magic._jax.hlo import Computation, Module, fields, nbytes, number, text, trips
 from remat_magic._jax.private import courtesy
 
@@ -34,7 +34,7 @@ _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames
 class Told(NamedTuple):
     """A collective: its kind ("all-gather"), the bytes that one device has of the result, and those that it sends.
 
-    It sends as much as in ``collectives.Communication``, and None is unknown. Of a sum of which each device goes on
+    It sends as much as in ``formulas.Communication``, and None is unknown. Of a sum of which each device goes on
     with its own part alone it sends as much as of a reduce-scatter, which XLA for a CPU makes none of.
     """
 
@@ -46,8 +46,9 @@ class Told(NamedTuple):
 class XlaCounts(NamedTuple):
     """Of one run, each None where it is not known.
 
-    Floating point operations, the bytes that its instructions read and write, and what devices tell each other, as
-    ``_collectives`` has it.
+    Floating point operations, the bytes that its instructions read and write, and what devices tell each other: by kind
+    of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many bytes it has of
+    the results, all runs together.
     """
 
     flops: int | None
@@ -61,19 +62,15 @@ def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
     Returns:
         The counts of one run; None where XLA does not say, or does not know how often a loop runs.
     """
-    if modules is None:
-        return XlaCounts(None, None, None)
     if not modules:
-        return XlaCounts(None, None, {})
-    counts = [_of_module(module) for module in modules]
-    talked = dict[str, tuple[int, int]]()
-    for of_module in counts:
-        _add(talked, of_module.collectives or {})
-    return XlaCounts(
-        _sum(of_module.flops for of_module in counts),
-        _sum(of_module.bytes_accessed for of_module in counts),
-        None if any(of_module.collectives is None for of_module in counts) else talked,
-    )
+        return XlaCounts(None, None, None if modules is None else {})
+    counts, communicated = [_counted(module) for module in modules], xla_communicated(modules)
+    by_kind = dict[str, tuple[int, int]]()
+    for told, times in (communicated or {}).items():
+        runs, nbytes_so_far = by_kind.get(told.kind, (0, 0))
+        by_kind[told.kind] = runs + times, nbytes_so_far + times * told.nbytes
+    flops, bytes_accessed = (_sum(of_module[which] for of_module in counts) for which in (0, 1))
+    return XlaCounts(flops, bytes_accessed, None if communicated is None else by_kind)
 
 
 def xla_communicated(modules: Sequence[Module] | None) -> Counter[Told] | None:
@@ -84,7 +81,7 @@ def xla_communicated(modules: Sequence[Module] | None) -> Counter[Told] | None:
     if modules is None:
         return None
     total = Counter[Told]()
-    with contextlib.suppress(Exception):  # as in _of_module
+    with contextlib.suppress(Exception):  # as in _counted
         for module in modules:
             of_module = _told_in(module)
             if of_module is None:
@@ -114,16 +111,16 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _of_module(module: Module) -> XlaCounts:
-    talked, counted, proto = None, None, module.proto
+def _counted(module: Module) -> tuple[int | None, int | None]:
+    """FLOPs and bytes of a module."""
+    proto = module.proto
     # Another XLA writes its modules otherwise, or raises what it likes: unknown.
     with contextlib.suppress(Exception):
         if b"async-start" in proto and b"async-update" not in proto:
             proto = _waiting(proto)
-        talked = _collectives(module)
-        counted = None if any(library in proto for library in _UNCOUNTED) else _counts(proto, module)
-    flops, bytes_accessed = counted or (None, None)
-    return XlaCounts(flops, bytes_accessed, talked)
+        if not any(library in proto for library in _UNCOUNTED):
+            return _counts(proto, module) or (None, None)
+    return None, None
 
 
 def _waiting(proto: bytes) -> bytes:
@@ -236,29 +233,6 @@ def _told_in(module: Module) -> Counter[Told] | None:
         return total
 
     return of(module.entry)
-
-
-def _collectives(module: Module) -> dict[str, tuple[int, int]] | None:
-    """What devices tell each other in one run of a module.
-
-    Returns:
-        For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
-        bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
-    """
-    counts = _told_in(module)
-    if counts is None:
-        return None
-    total = dict[str, tuple[int, int]]()
-    for collective, runs in counts.items():
-        _add(total, {collective.kind: (1, collective.nbytes)}, runs)
-    return total
-
-
-def _add(total: dict[str, tuple[int, int]], more: Mapping[str, tuple[int, int]], times: int = 1) -> None:
-    """Add to some collectives what comes so often."""
-    for kind, (runs, size) in more.items():
-        before = total.get(kind, (0, 0))
-        total[kind] = before[0] + times * runs, before[1] + times * size
 
 
 def _told(module: Module, within: Computation, number: int) -> Told:

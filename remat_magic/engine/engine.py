@@ -85,7 +85,6 @@ class Engine:
         self._selector = Selector(self.primal, self.vmaps, self.parts)
         self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
-        self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
 
     def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
         """The arguments of what ``gradient`` gives: of the training step where it is known, else of the function.
@@ -229,7 +228,7 @@ class Engine:
         signature = self.given.signature
         assert isinstance(signature, Signature)  # not that of a function inside
         arrays = [_of_type(leaf.value, leaf.sharding, leading.get(leaf.name)) for leaf in signature.arrays]
-        return signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        return signature.arguments(arrays)
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -383,16 +382,11 @@ class Engine:
             return self.retrace(self._selector.select(self._resolve("nothing_saveable", None), at)).dissection
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
-        cached = self._resolved.get(id(policy))
-        if cached is not None and cached[0] is policy and namespace is None:
-            return cached[1]
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
         resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.primal.name))
         if self.primal.remat3 and resolved.own:
             resolved = replace(resolved, notes=(*resolved.notes, notes.asked_little(resolved.key)))
-        if namespace is None and resolved.policy is policy:  # which is held anyway, so that its identity stays its own
-            self._resolved[id(policy)] = policy, resolved
         return resolved
 
     def retrace(self, selection: Selection) -> Retrace:

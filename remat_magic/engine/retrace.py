@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -38,7 +37,7 @@ from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN, Resolved, resolve
-from remat_magic.policies.table import DESTINATION, SOURCE
+from remat_magic.policies.keys import DESTINATION, SOURCE
 from remat_magic.records import Plan, RematError
 
 
@@ -145,93 +144,6 @@ def _policy(kept: Sequence[str], moved: Sequence[str]) -> Any:
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, offload_src=SOURCE, offload_dst=DESTINATION
     )
-
-
-Rewrite = Callable[[Any, Calls], tuple[Any, Any]]
-"""Gives for a jaxpr, and the calls recorded when it was traced, another, and the policy of a checkpoint around it."""
-
-
-def step_with_policy(
-    step: Callable[..., Any], inside: Identity, policy: str, rewrite: Rewrite, remat3: bool
-) -> Callable[..., Any]:
-    """A training step like ``step``, with a function that it differentiates inside rewritten.
-
-    The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is. JAX
-    keeps what it compiles for one policy apart from the user's, and from other policies'.
-
-    Args:
-        step: the function.
-        inside: the function that is differentiated, by its definition.
-        policy: the key of what is written into it, for errors.
-        rewrite: writes it.
-        remat3: whether to trace with jax_remat3.
-    """
-    generation, earlier = _jax.Generation(), Calls()
-
-    def instead(closed: Any, calls: Calls) -> Callable[..., Any]:
-        return evaluation(*rewrite(closed, calls))
-
-    @functools.wraps(step)
-    def applied(*args: Any, **kwargs: Any) -> Any:
-        # A trace that looks for gradients gets new ones: what stands compiled takes none any more.
-        own = _jax.Generation() if _jax.is_holding() else generation
-        with _jax.tracing(own, remat3, _jax.x64()), under_policy(inside, instead, earlier), failures(inside[0], policy):
-            return step(*args, **kwargs)
-
-    return applied
-
-
-def evaluation(closed: Any, policy: Any) -> Callable[..., Any]:
-    """A flat function that evaluates a jaxpr, under a checkpoint with that policy if there is one."""
-    evaluate = _jax.as_function(closed)
-    return evaluate if policy is None else jax.checkpoint(evaluate, policy=policy)
-
-
-def with_policy(
-    fun: Callable[..., Any],
-    name: str,
-    policy: str,
-    rewrite: Rewrite,
-    tracing: Callable[[], AbstractContextManager[None]],
-    calls: Calls,
-) -> Callable[..., Any]:
-    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it.
-
-    ``calls`` are those of the trace that was made before, with the same caches of JAX.
-    """
-    earlier = Calls(calls)
-
-    def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            leaves, tree = tree_flatten((args, kwargs))
-            dynamic = [
-                not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
-            ]
-            arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
-            returned = Returned()
-
-            def flat(*values: Any) -> list[Any]:
-                given = iter(values)
-                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
-                inner_args, inner_kwargs = tree_unflatten(tree, filled)
-                return returned.arrays(fun(*inner_args, **inner_kwargs))
-
-            with tracing():
-                with recording(earlier) as calls:
-                    closed = jax.make_jaxpr(flat)(*arrays)
-                evaluate = evaluation(*rewrite(closed, calls))
-                earlier.keep(calls, closed)
-                with failures(name, policy):
-                    return returned.with_arrays(evaluate(*arrays))
-
-        return traced
-
-    @functools.wraps(fun)
-    def applied(*args: Any, **kwargs: Any) -> Any:
-        function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
-        return function(*args, **kwargs)
-
-    return applied
 
 
 T = TypeVar("T")
@@ -426,27 +338,82 @@ class Retrace:
             fun: the function that was traced, or one like what the trace is of.
             alone: whether it is the latter where the trace is of a step's gradient.
         """
-        primal, selection = self._primal, self.selection
-        if selection.whole is None and not selection.at_sites:
+        if self.selection.whole is None and not self.selection.at_sites:
             return fun
         if self._inside is not None and not alone:
-            inside = self._inside.function.who
-            return step_with_policy(fun, inside, selection.policy, self._rewriting(), primal.remat3)
-        return with_policy(fun, primal.name, selection.policy, self._rewriting(), primal.tracing_again, primal.calls)
+            return self._step_like(fun, self._inside.function.who)
+        return self._function_like(fun)
 
-    def _rewriting(self) -> Rewrite:
-        """Writes the selection into a jaxpr of the same function for other arguments.
+    def _step_like(self, step: Callable[..., Any], inside: Identity) -> Callable[..., Any]:
+        """A training step like another one, with the function rewritten that it differentiates, given by definition.
+
+        The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is.
+        JAX keeps what it compiles for one policy apart from the user's, and from other policies'.
+        """
+        policy, remat3, rewritten = self.selection.policy, self._primal.remat3, self._rewriting()
+        generation, earlier = _jax.Generation(), Calls()
+
+        @functools.wraps(step)
+        def applied(*args: Any, **kwargs: Any) -> Any:
+            # A trace that looks for gradients gets new ones: what stands compiled takes none any more.
+            own = _jax.Generation() if _jax.is_holding() else generation
+            tracing = _jax.tracing(own, remat3, _jax.x64())
+            with tracing, under_policy(inside, rewritten, earlier), failures(inside[0], policy):
+                return step(*args, **kwargs)
+
+        return applied
+
+    def _function_like(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """A function like another one, traced at every call, with the same caches of JAX as the program."""
+        primal, policy, rewritten = self._primal, self.selection.policy, self._rewriting()
+        earlier = Calls(primal.calls)
+
+        def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                leaves, tree = tree_flatten((args, kwargs))
+                dynamic = [
+                    not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
+                ]
+                arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
+                returned = Returned()
+
+                def flat(*values: Any) -> list[Any]:
+                    given = iter(values)
+                    filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+                    inner_args, inner_kwargs = tree_unflatten(tree, filled)
+                    return returned.arrays(fun(*inner_args, **inner_kwargs))
+
+                with primal.tracing_again():
+                    with recording(earlier) as calls:
+                        closed = jax.make_jaxpr(flat)(*arrays)
+                    evaluate = rewritten(closed, calls)
+                    earlier.keep(calls, closed)
+                    with failures(primal.name, policy):
+                        return returned.with_arrays(evaluate(*arrays))
+
+            return traced
+
+        @functools.wraps(fun)
+        def applied(*args: Any, **kwargs: Any) -> Any:
+            function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
+            return function(*args, **kwargs)
+
+        return applied
+
+    def _rewriting(self) -> Callable[[Any, Calls], Callable[..., Any]]:
+        """Makes of a jaxpr of the same function for other arguments, and its calls, a function with the selection.
 
         Raises:
             RematError: it does other operations than the program that the plan was made for.
         """
         selection = self.selection
 
-        def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
+        def rewritten(closed: Any, calls: Calls) -> Callable[..., Any]:
             closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
-            return self._at_sites(self._values.again(selection, closed), Spans()), selection.whole
+            evaluate = _jax.as_function(self._at_sites(self._values.again(selection, closed), Spans()))
+            return evaluate if selection.whole is None else jax.checkpoint(evaluate, policy=selection.whole)
 
-        return rewrite
+        return rewritten
 
     def _halves_of(self, other: Primal) -> tuple[Forward, Any]:
         """Both halves, the backward one closed, of the same function called with arguments of other types.
@@ -455,7 +422,7 @@ class Retrace:
             RematError: the selection is a plan's, and the function does other operations for these.
         """
         with other.tracing(), without_gc(), failures(other.name, self.selection.policy):
-            half = other.half(evaluation(*self._rewriting()(other.closed, other.calls)))
+            half = other.half(self._rewriting()(other.closed, other.calls))
             return half, backward_half(half)
 
     def _at_sites(self, closed: Any, spans: Spans) -> Any:

@@ -323,7 +323,7 @@ class Signature(Inputs):
 
         def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
             arrays = jax.tree.leaves((args, kwargs))
-            own_args, own_kwargs = self._arguments(arrays)
+            own_args, own_kwargs = self.arguments(arrays)
             results = flat(fun(*own_args, **own_kwargs))
             before = {*map(id, arrays)}
             after = [leaf for leaf in jax.tree.leaves((own_args, own_kwargs)) if id(leaf) not in before]
@@ -350,12 +350,8 @@ class Signature(Inputs):
             places.setdefault(leaf.argument if leaf.position is None else leaf.position, []).append(leaf)
         return places
 
-    def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """Call ``fun`` with these values in place of the array leaves."""
-        args, kwargs = self._arguments(arrays)
-        return fun(*args, **kwargs)
-
-    def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with these values in place of the array leaves."""
         values = iter(arrays)
         leaves = [next(values) if leaf.is_array else leaf.value for leaf in self.leaves]
         return tree_unflatten(self._tree, leaves)

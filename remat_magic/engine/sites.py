@@ -190,15 +190,10 @@ class PolicyWriter:
 
     Args:
         choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
-        instead: for an equation of any kind a function of it that gives those to put in its place, or None.
     """
 
-    def __init__(
-        self, choose: Callable[[Any], Any], instead: Callable[[Any], Callable[[Any], list[Any]] | None] | None = None
-    ) -> None:
-        self._choose = choose
-        self._instead = instead or (lambda _: None)
-        self._anew = Rewriter()
+    def __init__(self, choose: Callable[[Any], Any]) -> None:
+        self._choose, self._anew = choose, Rewriter()
 
     def __call__(self, jaxpr: Any) -> Any:
         """The jaxpr with the chosen policies, itself where nothing changes."""
@@ -206,11 +201,8 @@ class PolicyWriter:
 
     def _equations(self, jaxpr: Any, renamed: Renamed) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
-            other = self._instead(eqn)
             reading = renamed.reading(eqn)
-            if other is not None:
-                yield from other(reading)
-            elif not _jax.is_checkpoint(eqn):
+            if not _jax.is_checkpoint(eqn):
                 yield _jax.map_jaxprs(reading, self)
             else:
                 yield from self._checkpoint(reading, renamed)

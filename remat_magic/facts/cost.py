@@ -71,9 +71,9 @@ def jaxpr_cost(jaxpr: Any, live: Live | None = None, type_of: TypeOf = own_type)
     return _costs_of_jaxprs(live, type_of)(jaxpr)
 
 
-def equation_cost(eqn: Any, live: Live | None = None, type_of: TypeOf = own_type) -> Cost:
-    """What one run of an equation costs one device, the (live) equations of the jaxprs inside it included."""
-    return _equation_cost(eqn, _costs_of_jaxprs(live, type_of), type_of)
+def equation_cost(eqn: Any, type_of: TypeOf = own_type) -> Cost:
+    """What one run of an equation costs one device, those of the jaxprs inside it included."""
+    return _equation_cost(eqn, _costs_of_jaxprs(None, type_of), type_of)
 
 
 CostOf = Callable[[Any], Cost]

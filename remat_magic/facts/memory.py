@@ -36,7 +36,6 @@ from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.engine.gradients import half_of
 from remat_magic.engine.steps import Halves, Step
-from remat_magic.facts.arrangement import arranged
 from remat_magic.facts.buffers import (
     NOTHING,
     PLAIN,
@@ -45,6 +44,7 @@ from remat_magic.facts.buffers import (
     Held,
     ScheduledStep,
     StepBytes,
+    arranged,
     described,
     lives,
     sweep,

@@ -20,9 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from remat_magic.policies.keys import Alternative, Key
+from remat_magic.policies.keys import AS_WRITTEN, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE, Alternative, Key
 from remat_magic.policies.objects import Resolved, describe, resolve
-from remat_magic.policies.table import AS_WRITTEN, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE
 from remat_magic.records import Choice
 
 __all__ = [

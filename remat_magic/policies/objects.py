@@ -10,17 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.policies.keys import PREFIXES, Alternative, Key, check_combinable, no_such_policy
-from remat_magic.policies.table import (
+from remat_magic.policies.keys import (
     AS_WRITTEN,
     DESTINATION,
     JAX,
     NO_CHECKPOINT,
     OWN,
     PLAIN,
+    PREFIXES,
     ROWS,
     SOURCE,
+    Alternative,
+    Key,
+    check_combinable,
     example,
+    no_such_policy,
 )
 from remat_magic.records import Choice, Note, RematError
 
