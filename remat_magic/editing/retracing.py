@@ -1,8 +1,7 @@
 """What JAX does with an edited text: the user's functions with its code, in one thread, for as long as it is traced.
 
-Whoever uses a function holds it: a model's class, a wrapper of a library, a closure, JAX. So none is made again. While
-the edited text is traced, each function that it changes looks which thread it is called in, and does there what the
-edited text says, in a copy of its namespace. Other threads do not notice, and afterwards nothing is left of it.
+While it is traced, each function that the edit changes does in this thread what the edited text says, in a copy of its
+namespace.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import inspect
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +18,13 @@ from typing import Any, TypeVar
 from remat_magic import _jax, units
 from remat_magic.editing.source import ParsedText, code_objects, functions_of, number_of
 from remat_magic.editing.user_code import PARTIAL, Application, UserCode, applications, with_policies
+from remat_magic.engine.namespaces import copy_of, one_at_a_time, standing_in
 from remat_magic.engine.signature import function_name
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import modules_as_they_were, unjitted
 from remat_magic.records import RematError, Report, Residual, Site
-from remat_magic.user_files import STAND_IN
 
-_one_at_a_time = threading.RLock()
 _Read = TypeVar("_Read")
 
 
@@ -62,24 +58,10 @@ def _as_edited(
     Raises:
         RematError: something of the edit cannot be evaluated.
     """
-    with _one_at_a_time:
+    with one_at_a_time:
         edited = _Edited(code, trees, given).functions(code.things, wrappers)
-        before = [(function, function.__code__, "__signature__" in vars(function)) for function, _ in edited]
-        thread = [threading.get_ident()]
-        try:
-            for function, new in edited:
-                signature = _signature(function)
-                function.__code__ = _dispatcher(function, new, thread)
-                if signature is not None:
-                    vars(function)["__signature__"] = signature  # that of its code is another now
-            with modules_as_they_were(code.things):
-                yield
-        finally:
-            thread.clear()  # they do at once what they did, also where the rest is interrupted
-            for function, own, had_signature in before:
-                function.__code__ = own
-                if not had_signature:
-                    vars(function).pop("__signature__", None)
+        with standing_in(edited), modules_as_they_were(code.things):
+            yield
 
 
 class _Edited:
@@ -134,7 +116,7 @@ class _Edited:
                         call = type(old).__call__
                         objects.setdefault(id(call), (call, {}))[1][id(old)] = new
         for call, by_object in objects.values():
-            edited[id(call)] = call, _call_of(by_object, _copy(call))
+            edited[id(call)] = call, _call_of(by_object, copy_of(call))
         return [*edited.values()]
 
     def _function(self, function: FunctionType, number: int) -> FunctionType:
@@ -142,13 +124,13 @@ class _Edited:
         code = self._codes[function.__code__.co_filename][number]
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         closure = tuple(cells.get(name) or CellType() for name in code.co_freevars)
-        return _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
+        return copy_of(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
 
     def _namespace(self, original: dict[str, Any], file: str) -> dict[str, Any]:
         """The copy of a file's namespace, with the imports that the edit adds."""
         namespace = self._copies.get(id(original))
         if namespace is None:
-            namespace = self._copies[id(original)] = {**original, **self._given}
+            namespace = self._copies[id(original)] = {**self._code.names.of(original), **self._given}
             for edited, tree in self._trees.items():
                 if edited == file or self._code.namespaces.get(edited) is original:
                     old = {ast.dump(statement) for statement in self._code.texts[edited].tree.body}
@@ -172,26 +154,6 @@ class _Edited:
             ) from error
 
 
-def _copy(
-    function: FunctionType,
-    code: CodeType | None = None,
-    namespace: dict[str, Any] | None = None,
-    closure: tuple[CellType, ...] | None = None,
-) -> FunctionType:
-    """A function like another one, with other code in another namespace."""
-    new = FunctionType(
-        code or function.__code__,
-        function.__globals__ if namespace is None else namespace,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__ if closure is None else closure,
-    )
-    new.__kwdefaults__ = function.__kwdefaults__
-    new.__dict__.update(vars(function))
-    new.__qualname__, new.__module__ = function.__qualname__, function.__module__
-    return new
-
-
 def _call_of(by_object: Mapping[int, Callable[..., Any]], own: Callable[..., Any]) -> Callable[..., Any]:
     """A method that is another one for some objects."""
 
@@ -200,53 +162,6 @@ def _call_of(by_object: Mapping[int, Callable[..., Any]], own: Callable[..., Any
         return own(self, *args, **kwargs) if new is None else new(*args, **kwargs)
 
     return call
-
-
-def _dispatcher(function: FunctionType, new: Callable[..., Any], thread: Sequence[int]) -> CodeType:
-    """Code for a function that calls ``new`` in a thread, if there is one, and does what it did in others.
-
-    It says that it stands where the function stands, since JAX tells functions apart by that.
-    """
-    code, own = function.__code__, _copy(function)
-
-    def choose() -> Callable[..., Any]:
-        return new if threading.get_ident() in thread else own
-
-    template = _stand_in(len(code.co_freevars))
-    return template.replace(
-        co_consts=tuple(choose if constant == STAND_IN else constant for constant in template.co_consts),
-        co_freevars=code.co_freevars,
-        co_filename=code.co_filename,
-        co_firstlineno=code.co_firstlineno,
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
-    )
-
-
-@functools.cache
-def _stand_in(free: int) -> CodeType:
-    """Code that calls what is chosen, with so many free variables.
-
-    It is compiled with them: a function's code begins with filling their places, and who reads the variables of a frame
-    where that was not done (debuggers, and what watches a trace) crashes Python 3.11 and 3.12.
-    """
-    names = ", ".join(f"free_{number}" for number in range(free))
-    text = f"""
-def around({names}):
-    def stand_in(*args, **kwargs):
-        {STAND_IN} = {STAND_IN!r}
-        return {STAND_IN}()(*args, **kwargs)
-        {names}
-"""
-    *_, stand_in = code_objects(compile(text, "<stand-in>", "exec", dont_inherit=True))
-    return stand_in
-
-
-def _signature(function: FunctionType) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 # ----------------------------------------------------------------------------------------------------------- tracing it

@@ -18,6 +18,7 @@ from remat_magic import _jax, libraries
 from remat_magic.editing.source import Function, ParsedText, number_of, parsed_text
 from remat_magic.engine import signature
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import layers
@@ -50,6 +51,7 @@ class UserCode:
 
     Attributes:
         function: the one that was traced.
+        names: what its names stood for then.
         things: all that can be reached from it and its arguments.
         texts: by file name.
         codes: for each code object of the user's that ran, and its file, its number in the text's ``functions``.
@@ -57,6 +59,7 @@ class UserCode:
     """
 
     function: Any
+    names: Namespace
     things: list[Any] = field(default_factory=list)
     texts: dict[str, ParsedText] = field(default_factory=dict)
     codes: dict[Executed, int] = field(default_factory=dict)
@@ -72,7 +75,8 @@ class UserCode:
             RematError: a text is not available, or not what the function was compiled from.
         """
         function = engine.given.fun
-        code = UserCode(function, [*_reachable(function, engine.inputs_again())])
+        names = engine.given.names
+        code = UserCode(function, names, [*_reachable(names, function, engine.inputs_again())])
         by_file: dict[str, set[CodeType]] = {}
         for file, executed in _executed_codes(engine.given.closed, engine.primal.provenances.closed):
             by_file.setdefault(file, set()).add(executed)
@@ -110,7 +114,7 @@ class UserCode:
                     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                         with contextlib.suppress(ValueError):  # not yet bound
                             scope[name] = cell.cell_contents
-            self._scopes[file] = {**scope, **self.namespaces[file]}
+            self._scopes[file] = {**scope, **self.names.of(self.namespaces[file])}
         return self._scopes[file]
 
     def definition(self, inside: tuple[str, str, int] | None) -> tuple[ParsedText, Function] | None:
@@ -143,7 +147,7 @@ def _module_namespace(text: ParsedText) -> dict[str, Any]:
     raise RematError(f"the namespace of {text.place} cannot be found: define the function in a module or a cell.")
 
 
-def _reachable(*roots: Any) -> Iterator[Any]:
+def _reachable(then: Namespace, *roots: Any) -> Iterator[Any]:
     """What can be reached from some things: by the names in code, by closures, and by what objects hold."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [*roots]
@@ -158,7 +162,8 @@ def _reachable(*roots: Any) -> Iterator[Any]:
                 todo += [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, vars(value)]
                 if is_user_file(value.__code__.co_filename):
                     names = _names_of(value.__code__)
-                    used = [value.__globals__[name] for name in names & value.__globals__.keys()]
+                    known = then.of(value.__globals__)
+                    used = [known[name] for name in names & known.keys()]
                     modules = [vars(thing) for thing in used if isinstance(thing, ModuleType) and _is_users(thing)]
                     todo += [*used, *(module[name] for module in modules for name in names & module.keys())]
             case type():

@@ -78,7 +78,8 @@ class Engine:
         elif not given.gradients:
             self.primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
-            self.primal = Primal(fun, given.signature, given.has_aux, False, however_long=given.however_long)
+            how_long, names = given.however_long, given.names
+            self.primal = Primal(fun, given.signature, given.has_aux, False, however_long=how_long, names=names)
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
@@ -192,7 +193,8 @@ class Engine:
         with self.given.tracing():  # whichever thread asks
             given = self.given
             other: Self = self._copy()
-            other.parts, other.given = parts, Primal(with_parts(self._fun, places), given.signature, given.has_aux)
+            fun, of = with_parts(self._fun, places), (given.signature, given.has_aux)
+            other.parts, other.given = parts, Primal(fun, *of, names=given.names)
             other.given.vmaps, other.given.stale = given.vmaps, given.stale
             other._gradients = inner_gradients(other.given)
             other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
@@ -219,8 +221,9 @@ class Engine:
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self.inside is None else None
         gradient = ITSELF if self.inside is None else self.inside.call.key
-        with given.tracing():
+        with given.tracing(), given.names.as_it_was():
             other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
+            other.given.names = given.names
         return other.of_one_device() if given.however_long else other
 
     def inputs_again(self, leading: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,6 +18,7 @@ from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.failures import differentiating
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
 from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
+from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.possible import Intervals, PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites
@@ -53,6 +54,7 @@ class Primal:
         shardings: of the array leaves, and of the gradients, each None for none. Default: those that the arguments
             have, and none.
         however_long: whether XLA is asked about it of whatever size it is.
+        names: what the names of the function stand for. Default: what they do now.
 
     Attributes:
         fun: as given.
@@ -70,6 +72,7 @@ class Primal:
         vmaps: its ``vmap`` calls, by key.
         mesh: the axes and sizes of the mesh that is set around it; empty for none.
         however_long: as given.
+        names: as given.
 
     Raises:
         RematError: ``has_aux`` without a pair.
@@ -85,9 +88,11 @@ class Primal:
         calls: Calls | None = None,
         shardings: tuple[Sequence[Any], Sequence[Any]] | None = None,
         however_long: bool = False,
+        names: Namespace | None = None,
     ) -> None:
         self.fun, self.signature = fun, signature
         self.however_long = however_long
+        self.names = Namespace(fun) if names is None else names
         _jax.require()
         self.remat3 = _jax.remat3()
         self.has_aux = has_aux
@@ -106,7 +111,8 @@ class Primal:
         self.gradients: tuple[Differentiated, ...] = ()
         recorded = recording() if calls is None else contextlib.nullcontext(calls)
         vmaps = Vmaps()
-        with self.tracing(), differentiating(self.name), recorded as self.calls, _jax.mapping(vmaps):
+        as_it_was, naming = self.names.as_it_was(), differentiating(self.name)
+        with self.tracing(), as_it_was, naming, recorded as self.calls, _jax.mapping(vmaps):
             self.mesh = _jax.mesh_in_force()
 
             def jaxpr() -> Any:

@@ -10,10 +10,11 @@ import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.engine.namespaces import functions_in
 from remat_magic.jaxprs.provenance import Provenances, as_typed, codes_of
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import layers
@@ -151,7 +152,7 @@ def restore_lines() -> None:
         if isinstance(name, str) and name.endswith(".py") and is_user_file(name):
             linecache.checkcache(name)
             codes = _compiled(name, tuple(linecache.getlines(name)))
-            for function in _functions(module):
+            for function in functions_in(vars(module).values(), vars(module)):
                 _restore(function, name, codes)
 
 
@@ -168,25 +169,6 @@ def _restore(function: FunctionType, name: str, codes: frozenset[CodeType]) -> N
     if same:
         named = (code for code in same if code.co_qualname == function.__qualname__)
         function.__code__ = next(named, min(same, key=lambda code: code.co_firstlineno))
-
-
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions and methods of a module, and those within their decorators."""
-    todo: list[Any] = list(vars(module).values())
-    visited: set[int] = set()
-    while todo:
-        value = todo.pop()
-        if id(value) in visited:
-            continue
-        visited.add(id(value))
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            todo += vars(value).values()
-        elif isinstance(value, property):
-            todo += [value.fget, value.fset]
-        elif not isinstance(value, type) and callable(value):
-            todo += [getattr(value, "__func__", None), getattr(value, "__wrapped__", None)]
-        if isinstance(value, FunctionType) and value.__globals__ is vars(module):
-            yield value
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:

@@ -315,7 +315,7 @@ def lowered_step(
         shardings: one for each input, None for none.
         platform: what to lower for; None for where the arguments are.
     """
-    whole = Primal(applied, given.signature, given.has_aux, look_inside=False)
+    whole = Primal(applied, given.signature, given.has_aux, look_inside=False, names=given.names)
     room = Counter(map(_kind, whole.updating.out_avals))
     donated = list[int]()  # those only that an output fits into, as JAX does: it warns of others
     for number, aval in enumerate(whole.types):
