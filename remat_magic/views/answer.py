@@ -189,7 +189,9 @@ def unfinished(fit: Fit) -> str:
         return f"The search was stopped after {progress.done:,} of {fmt.count(progress.total, 'choice')}."
     if progress.finished:
         return ""
-    return f"Still looking: {progress.done:,} of {fmt.count(progress.total, 'choice')}."
+    of_all = f"{progress.done:,} of {fmt.count(progress.total, 'choice')}"
+    asking = progress.current.startswith("compiling")
+    return f"{'Asking the compiler' if asking else 'Still looking'}: {of_all}."
 
 
 def needed(choice: FitChoice) -> str:

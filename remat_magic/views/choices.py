@@ -236,7 +236,11 @@ def _sentences(row: ComparisonRow) -> list[str]:
 def comparison_notes(comparison: Comparison) -> list[str]:
     """What the rows do not tell."""
     rows, device = comparison.rows, comparison.device
-    told = ["◆: no other policy has both less memory and less to add."] if any(row.pareto for row in rows) else []
+    told = (
+        ["◆: no other policy in this table has both less memory and less to add."]
+        if any(row.pareto for row in rows)
+        else []
+    )
     if device is not None:
         told.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
     if of_devices := next((row.of_devices for row in rows if row.of_devices), ""):

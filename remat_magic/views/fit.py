@@ -249,11 +249,13 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
     kept = timeline.saved_bytes
     if kept >= report.saved_bytes:
         return ""
-    saved = fmt.nbytes(report.saved_bytes)
-    return (
-        f'<p class="remat-empty">Autodiff saves {saved}; {escape(device)} holds at most {fmt.nbytes(kept)} of it at a '
-        "time, by estimate: its compiler computes cheap values again, and frees some before others are made.</p>"
-    )
+    saved, device = fmt.nbytes(report.saved_bytes), escape(device)
+    if kept:
+        why = "its compiler computes cheap values again, and frees some before others are made"
+        told = f"{device} holds at most {fmt.nbytes(kept)} of it at a time, by estimate: {why}."
+    else:
+        told = f"{device} keeps none of it, by estimate: its compiler computes cheap values again."
+    return f'<p class="remat-empty">Autodiff saves {saved}; {told}</p>'
 
 
 def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, closes: bool = True) -> str:

@@ -39,7 +39,9 @@ def main(theme: str = "light", file: str = "screenshot.png") -> None:
         widget = Widget(notebook, 1)
         # By the compiler, where the extra ``tpu`` is there.
         expect(widget.part("verdict")).to_contain_text(re.compile("compiled|pip install"), timeout=300_000)
-        expect(widget.part("changes")).not_to_contain_text("Still looking", timeout=300_000)
+        expect(widget.part("changes")).not_to_contain_text(
+            re.compile("Still looking|Asking the compiler"), timeout=300_000
+        )
         page.mouse.move(0, 0)
         page.wait_for_timeout(1000)  # for the last of the layout's transitions
         widget.root.screenshot(path=file)
