@@ -58,12 +58,12 @@ def of_gradients(
             (function,),
         )
         return
-    other_choices = f", {', '.join(repr(other.key) for other in others)}" if others else ""
+    others_too = f", or one of {', '.join(repr(other.key) for other in others)}" if others else ""
+    how = f"write gradient={ITSELF!r}, in a cell --gradient {ITSELF}{others_too}"
     if bare:
         yield Note(
             "gradient-called",
-            f"The gradient of {first.function}{place} is what is shown. Other choices for gradient= and --gradient: "
-            f"{ITSELF!r}, for differentiating that gradient once more{other_choices}.",
+            f"The gradient of {first.function}{place} is what is shown. To differentiate that once more, {how}.",
             (function, first.key),
         )
         return
@@ -71,7 +71,7 @@ def of_gradients(
     yield Note(
         "gradient-of-step",
         f"{function} takes the gradient of {first.function}{place}, and that is what is shown; {peak}. "
-        f"Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{other_choices}.",
+        f"For the derivative of {function} itself, {how}.",
         (function, first.key),
     )
 
