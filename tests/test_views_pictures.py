@@ -175,7 +175,7 @@ def test_points_are_where_their_figures_are_and_so_is_the_line():
     assert across["dots_saveable"] - across["nothing_saveable"] == pytest.approx(width / 2, abs=0.02)
     height = upward["nothing_saveable"] - upward["as_written"]
     assert upward["dots_saveable"] - upward["as_written"] == pytest.approx(height / 3, abs=0.02)
-    line = float(re.search(r'remat-budget" style="left:([\d.]+)%', page)[1])
+    line = float(re.search(r'remat-budget" style="--remat-at:([\d.]+)%', page)[1])
     assert line - across["nothing_saveable"] == pytest.approx(width / 4, abs=0.02)
     slider = re.search(r'max="(\d+)" value="(\d+)"', page)
     assert 100 * int(slider[2]) / int(slider[1]) == pytest.approx(line, abs=0.1)  # its thumb is below the line

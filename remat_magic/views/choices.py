@@ -130,7 +130,7 @@ def _hover(choice: FitChoice) -> str:
 def _line(fit: Fit, least: float, most: float) -> str:
     """Where the memory ends."""
     at = _part(fit.capacity_bytes, least, most)
-    return f'<i class="remat-budget" style="left:{at}%"><span>{escape(answer.memory(fit))}</span></i>'
+    return f'<i class="remat-budget" style="--remat-at:{at}%"><span>{escape(answer.memory(fit))}</span></i>'
 
 
 def _slider(fit: Fit, least: float, most: float) -> str:

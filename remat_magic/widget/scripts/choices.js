@@ -87,7 +87,7 @@ export function panel(widget, key) {
     if (plane && slider()) {
       const [least, most] = [Number(plane.dataset.least), Number(plane.dataset.most)];
       const mark = /** @type {HTMLElement} */ (plane.querySelector(".remat-budget"));
-      mark.style.left = `${(100 * (budget - least)) / (most - least)}%`;
+      mark.style.setProperty("--remat-at", `${(100 * (budget - least)) / (most - least)}%`);
       const label = /** @type {HTMLElement} */ (mark.firstElementChild);
       label.dataset.device ??= label.textContent ?? "";
       label.textContent = line === null ? label.dataset.device : quantity(line, "bytes");
