@@ -81,6 +81,12 @@ CELLS = {
         "fit_eager(params, jnp.stack([x] * 5))",
         "loss_fn, differentiated in eager_step()",
     ),
+    "eager microbatches in a step in a function": (
+        "def step(params, xs):\n    for x in xs:\n        jax.grad(loss_fn)(params, x)\n        RUNS.append(1)\n"
+        "def fit(params, data):\n    for xs in data: step(params, xs)\n"
+        "fit(params, [jnp.stack([x] * 2)] * 3)",
+        "loss_fn, differentiated in step()",
+    ),
     # Shells and concurrency.
     "%time": ("%time params, loss = train_step(params, x)", "train_step, called at line 1. Stopped"),
     "future": ("from __future__ import annotations\n" + LOOP, "train_step, called at In[2]:5."),
@@ -140,7 +146,11 @@ def test_a_cell_without_a_gradient_runs_to_its_end_and_says_so(user):
     assert "no_training ran, and took no gradient." in user.complaint("%%remat", "no_training()")
     assert "nothing to inspect: end the cell with a call" in user.complaint("%%remat", "z = no_training()", "z += 1")
     assert user.ns["z"] > 1
-    assert "was compiled ahead of time" in user.complaint("%%remat", "for _ in range(3): loss = compiled(params, x)")
+    user.ok("from jax import export", "gradient = jax.jit(jax.grad(loss_fn))")
+    user.ok("made = export.export(gradient)(params, x)")
+    for call in ("compiled(params, x)", "made.call(params, x)"):
+        for cell in (call, f"for _ in range(3): loss = {call}", f"new = {call}\nRUNS.append(new)"):
+            assert "was compiled ahead of time or exported" in user.complaint("%%remat", cell)
     assert user.ns["RUNS"] == []
     widget = user.ok("%%remat", "@jax.checkpoint", "def layer(x): return jnp.sin(x)", "z = no_training()")
     assert widget.report.function == "layer"

@@ -20,5 +20,5 @@ from remat_magic._jax.settings import *
 from remat_magic._jax.shardings import *
 from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
-from remat_magic._jax.wrappers import behind_boundary, is_boundary, is_call_of_jitted
+from remat_magic._jax.wrappers import behind_boundary, is_boundary
 from remat_magic._jax.xla_costs import Told, rematerialized, xla_communicated, xla_counts

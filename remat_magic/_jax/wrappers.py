@@ -48,11 +48,6 @@ def behind_boundary(frame: types.FrameType) -> Any:
     return frame.f_locals.get("fun") if is_boundary(frame.f_code) else None
 
 
-def is_call_of_jitted(frame: types.FrameType) -> bool:
-    """Whether a frame is JAX's own, of a call of what ``jax.jit`` returns (jax 0.10 to 0.12)."""
-    return frame.f_globals.get("__name__") == "jax._src.pjit"
-
-
 def mapped_in(fun: Any) -> tuple[Any, Callable[..., Any]] | None:
     """What this very object maps, if ``jax.vmap`` made it, and what maps another function in the same way."""
     inner = _inside(fun)

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
 from jax.core import Tracer
@@ -132,6 +132,12 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
             f"{met}, did not run, and cannot be traced: {one_line(text_of(self._refused)).removesuffix('.')}."
         ) from self._refused
 
+    def stop(self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> NoReturn:
+        """Stop at a call that takes no gradient, as at one that does; ``result`` is what ``take`` would give."""
+        self.call, self.result = Call(fun, args, kwargs), result
+        self._met([self.call], list(_frames(sys._getframe(1))))  # noqa: SLF001
+        raise _jax.Stopped
+
     # ------------------------------------------------------------------------------------------- what JAX is asked for
 
     def is_here(self) -> bool:
@@ -148,19 +154,11 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         """As ``_jax.Watcher``."""
         frames = list(_frames(sys._getframe(1)))  # noqa: SLF001 - those of who asks
         candidates, outside = _candidates(frames, call)
-        compiled = "" if call is None else call.compiled
-        names = [compiled] if compiled else [function_name(candidate.function) for candidate in candidates]
-        inside = [frame.f_code.co_name for frame in outside if not _is_wrapping(frame)]
-        wanted = self._step is None or self._step in (*names, *inside)
-        own = next((frame for frame in outside if is_user_file(frame.f_code.co_filename)), None)
-        caller = None if own is None else self._spans.at(own)
-        is_gradient = bool(candidates) and libraries.is_gradient(candidates[0].function)
-        where = _where(caller, "differentiated" if is_gradient else "called")
-        self.gradients.append(Met(names[0] if names else "a gradient", where, caller, wanted, bool(compiled)))
-        if not wanted:
+        met = self._met(candidates, outside, "" if call is None else call.compiled)
+        if not met.taken:
             return
-        self._eager = call is None and is_gradient
-        for candidate in () if compiled else candidates:
+        self._eager = call is None and bool(candidates) and libraries.is_gradient(candidates[0].function)
+        for candidate in () if met.compiled else candidates:
             try:
                 self.result = self._take(candidate)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next is tried, or the user is told
@@ -169,6 +167,24 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
                 self.call = candidate
                 break
         raise _jax.Stopped
+
+    def _met(self, candidates: Sequence[Call], frames: Sequence[FrameType], compiled: str = "") -> Met:
+        """Note what was met: what may be called there, from which frames, and the name of what was compiled before."""
+        names = [compiled] if compiled else [function_name(candidate.function) for candidate in candidates]
+        own = next((frame for frame in frames if is_user_file(frame.f_code.co_filename)), None)
+        caller = None if own is None else self._spans.at(own)
+        is_gradient = bool(candidates) and libraries.is_gradient(candidates[0].function)
+        where = _where(caller, "differentiated" if is_gradient else "called")
+        wanted = self._step is None or self._is_step(self._step, names, candidates, frames)
+        self.gradients.append(Met(names[0] if names else "a gradient", where, caller, wanted, bool(compiled)))
+        return self.gradients[-1]
+
+    @staticmethod
+    def _is_step(step: str, names: Sequence[str], candidates: Sequence[Call], frames: Sequence[FrameType]) -> bool:
+        """Whether a name is that of what is called, of what calls it, or of a variable there that holds it."""
+        called = [frame.f_code.co_name for frame in frames if not _is_wrapping(frame)]
+        held = [space.get(step) for frame in frames for space in (frame.f_locals, frame.f_globals)]
+        return step in (*names, *called) or any(one.function is other for one in candidates for other in held)
 
 
 def _listed(names: Iterable[str]) -> str:

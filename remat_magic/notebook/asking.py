@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +22,12 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.Try, *_LOOPS)
 # Statements that do more than to show or use what was computed before.
 _DOES_MORE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.NamedExpr, ast.Await)
+# Methods of results, of arrays, dicts and what is compiled: in f(x).mean() it is f that is asked about, and in
+# build(params).fit(x) it is fit alone.
+_OF_RESULTS = re.compile(
+    "all|any|argmax|argmin|astype|block_until_ready|copy|cumsum|dot|flatten|item|max|mean|min|prod|ravel|reshape|round|"
+    "squeeze|std|sum|swapaxes|take|tolist|transpose|var|get|items|keys|values|as_text|compile|cost_analysis|memory_analysis"
+)
 _SHOWING = 4  # so many statements at the end of a cell are looked behind
 
 
@@ -52,7 +58,8 @@ def watched_block(statements: Sequence[ast.stmt], after: Sequence[ast.stmt] = ()
 
 def watched_expression(expression: ast.expr) -> ast.expr:
     """An expression that stands for itself, with its calls told to the magic."""
-    return _Calls(expression, []).visit(copy.deepcopy(expression))
+    expression = copy.deepcopy(expression)
+    return _Calls(expression, []).visit(expression)
 
 
 def calls_something(expression: ast.AST) -> bool:
@@ -81,48 +88,25 @@ class _Calls(ast.NodeTransformer):
     """Tells of each call of a statement; see ``Running.function`` for what is told."""
 
     def __init__(self, last: ast.expr | None, showing: list[ast.expr] | None) -> None:
-        self._numbers, self._last, self._showing = itertools.count(), last, showing
-        self._around: tuple[int, ...] = ()  # the calls that the node is an operand of
-        self._steps: tuple[str, ...] = ()  # what is done to its result
+        self._last, self._showing, self._depth = last, showing, 0
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, _OPAQUE):
-            return node
-        steps, self._steps = self._steps, ()
-        match node:
-            case ast.Call() if is_command(node):
-                pass
-            case ast.Call():
-                node = self._told(node, steps)
-            case ast.Attribute(value, name):
-                node.value = self._inside(value, (name, *steps))
-            case ast.Subscript(value, index):
-                node.value, node.slice = self._inside(value, ("[]", *steps)), self.visit(index)
-            case _:
-                node = self.generic_visit(node)
-        return node
+        return node if isinstance(node, _OPAQUE) or is_command(node) else super().visit(node)
 
-    def _inside(self, node: ast.expr, steps: tuple[str, ...]) -> ast.expr:
-        self._steps = steps
-        return self.visit(node)
-
-    def _told(self, call: ast.Call, steps: tuple[str, ...]) -> ast.Call:
-        if steps[:1] == ("()",):  # in grad(f)(x) the call of grad makes the function
-            return call
-        number, around = next(self._numbers), self._around
-        call.func = self._inside(call.func, ("()", *steps))
-        self._around = (*around, number)
-        call.args = [self.visit(operand) for operand in call.args]
-        call.keywords = [self.visit(operand) for operand in call.keywords]
-        self._around = around
+    def visit_Call(self, node: ast.Call) -> ast.Call:
         showing: Any = self._showing
         if showing:
             nothing = ast.arguments([], [], None, [], [], None, [])
-            showing = ast.copy_location(ast.Lambda(nothing, ast.Tuple(showing, ast.Load())), call)
-        last = () if self._last is None else (call is self._last,)
-        told = (number, around, steps, last, () if showing == [] else showing)
-        call.func = magic_call("now.function", call, call.func, *told)
-        return call
+            showing = ast.copy_location(ast.Lambda(nothing, ast.Tuple(showing, ast.Load())), node)
+        told = (self._depth, self._last is not None, node is self._last, () if showing == [] else showing)
+        if isinstance(node.func, ast.Attribute) and _OF_RESULTS.fullmatch(node.func.attr):
+            node.func = self.visit(node.func)
+        self._depth += 1
+        node.args = [self.visit(operand) for operand in node.args]
+        node.keywords = [self.visit(operand) for operand in node.keywords]
+        self._depth -= 1
+        node.func = magic_call("now.function", node, node.func, *told)
+        return node
 
 
 def _functions_of(statements: Sequence[ast.stmt], result: set[str]) -> list[ast.expr] | None:
@@ -153,7 +137,7 @@ def _functions_of(statements: Sequence[ast.stmt], result: set[str]) -> list[ast.
     return functions
 
 
-def is_command(expression: ast.expr) -> bool:
+def is_command(expression: ast.AST) -> bool:
     """Whether it is one of the calls that IPython writes for ``%magic``, ``!command`` and ``f?``."""
     match expression:
         case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"), [], []), _)):

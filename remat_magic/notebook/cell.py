@@ -65,11 +65,13 @@ class CellTransformer(ast.NodeTransformer):
 
     def _inspecting(self, module: ast.Module, line: str) -> ast.Module:
         marker, *body = module.body
-        first = ast.copy_location(ast.Expr(magic_call("check", marker, line, tuple(sorted(_bound(body))))), marker)
         try:
             options = parse(self.parser, line)
-        except UsageError:
-            return ast.Module([first, *body], module.type_ignores)  # the check says it before the cell runs
+        except UsageError:  # which the check says
+            first = ast.Expr(magic_call("check", marker, line))
+            return ast.Module([ast.copy_location(first, marker), *body], module.type_ignores)
+        first = ast.Expr(magic_call("check", marker, line, _may_define(body, options.policy or "")))
+        first = ast.copy_location(first, marker)
         functions, watched = tuple(_functions(body)), list[ast.stmt]()
         if options.tree is not None:
             for node in ast.walk(expression := options.tree):
@@ -120,20 +122,9 @@ def _marked_line(statement: ast.stmt) -> str | None:
             return None
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run in the module's own scope, those within ``if``, ``with`` and the like included."""
-    pending: list[ast.AST] = list(reversed(body))
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
-            pending.extend(reversed(list(ast.iter_child_nodes(node))))
-
-
 def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     """The names that the cell gives to functions, or (False) to what a call returns, with the names that these use."""
-    for statement in _statements(body):
+    for statement in body:
         match statement:
             case ast.FunctionDef(name) | ast.Assign([ast.Name(name)], ast.Lambda() | ast.Call()):
                 used = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
@@ -143,17 +134,17 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, bool, tuple[str, ...
                 pass
 
 
-def _bound(body: list[ast.stmt]) -> set[str]:
-    """Every name that running the cell may bind; "*" where that cannot be told."""
-    names: set[str] = set()
-    for node in (node for statement in body for node in ast.walk(statement)):
+def _may_define(body: list[ast.stmt], policy: str) -> bool:
+    """Whether the cell may give a meaning to a word of a policy, which can then not be judged before."""
+    names = {"*", *re.findall(r"\w+", policy)}
+    for node in ast.walk(ast.Module(body, [])):
         match node:
-            case ast.Name(name, ast.Store() | ast.Del()) | ast.FunctionDef(name) | ast.ClassDef(name):
-                names.add(name)
-            case ast.alias(name, asname):
-                names.add(asname or name.partition(".")[0])
-            case ast.Attribute(ast.Call(ast.Name("get_ipython"))) | ast.Name("exec"):
-                names.add("*")
+            case ast.Name(name, ast.Store()) | ast.FunctionDef(name) | ast.ClassDef(name) if name in names:
+                return True
+            case ast.alias(name, asname) if (asname or name.partition(".")[0]) in names:
+                return True
+            case ast.Name("exec" | "get_ipython"):
+                return True
             case _:
                 pass
-    return names
+    return False

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import builtins
 import functools
-import itertools
 import sys
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -46,22 +44,6 @@ def consumes(fun: Any) -> bool:
     return module.partition(".")[0] in _CONSUMING_MODULES or module.endswith((".tree_util", ".tree"))
 
 
-def gives_result(fun: Any, steps: Sequence[str]) -> bool:
-    """Whether steps from what a call of this returns are steps from arrays or trees of them, as ``.mean()`` is.
-
-    Args:
-        fun: the function.
-        steps: names of attributes, ``"[]"`` and ``"()"``.
-    """
-    if takes_the_function(fun) or lowered_by(fun) is not None:
-        return True
-    if consumes(fun) or makes_a_function(fun):
-        return False
-    names = {"[]", "block_until_ready", "tolist", *dir(jax.Array), *dir(dict), *dir(tuple)}
-    calls_method = all(before != "[]" for before, step in itertools.pairwise(steps) if step == "()")
-    return calls_method and all(step in names or step == "()" for step in steps)
-
-
 def prepares(fun: Any) -> bool:
     """Whether a function only prepares or reads something, as ``jnp.ones`` and ``optimizer.init`` do, or ``float``.
 
@@ -72,6 +54,12 @@ def prepares(fun: Any) -> bool:
     if differentiates(fun) or lowered_by(fun) is not None:
         return False
     return not any(libraries.applies_a_model(layer) or _is_users(layer) for layer in layers(fun))
+
+
+def is_compiled(fun: Any) -> bool:
+    """Whether it was compiled ahead of time or exported: there is no Python that could be traced."""
+    exported = getattr(sys.modules.get("jax.export"), "Exported", ())
+    return isinstance(fun, jax.stages.Compiled) or isinstance(getattr(fun, "__self__", None), exported)
 
 
 def differentiates(fun: Any) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
@@ -170,21 +170,17 @@ class RematMagics(Magics):
             self._evaluated(watched_expression(expression), local_ns)
         return self.answer(line)
 
-    def check(self, line: str, bound: Iterable[str] = ()) -> None:
-        """Say what is wrong with a line, before anything runs.
-
-        Args:
-            line: what follows ``%%remat``.
-            bound: names that the cell is going to bind ("*": any); a policy that uses them is not judged yet.
+    def check(self, line: str, later: bool = False) -> None:
+        """Say what is wrong with a line, before anything runs; or of its policy later, as the cell may define it.
 
         Raises:
             UsageError: of one sentence.
         """
         __tracebackhide__ = True
         self._running.clear()  # of a cell before that failed
-        self._read(line, bound)
+        self._read(line, later)
 
-    def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
+    def _read(self, line: str, later: bool = False) -> Options:
         __tracebackhide__ = True
         options = parse(self.parser, line)
         if options.policy is None and options.device is None:
@@ -197,7 +193,7 @@ class RematMagics(Magics):
             if options.policy is None:
                 return options
             key = policies.Key.parse(options.policy, namespace=self.session.namespace)
-            if not {"*", *key.identifiers} & set(bound):
+            if not later:
                 # Which checkpoint names the function has is not known yet: those that are asked for will do.
                 policies.resolve(key, key.names, self.session.namespace)
         return options

@@ -1,15 +1,14 @@
-"""Telling a function that trains from one to inspect, while it is traced: it takes gradients turn by turn."""
+"""Telling a function that trains from one to inspect, while it is traced: it takes gradients in a loop."""
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
-
-import jax
 
 from remat_magic import _jax
 from remat_magic.user_files import is_user_file
@@ -23,8 +22,7 @@ class Trains(BaseException):
 def unless_it_trains(fun: Any) -> Iterator[None]:
     """Trace a function until it shows that it trains.
 
-    It does where a loop of its own calls a function of the user's or a jitted one that takes a gradient, or takes
-    another gradient of what is no longer the same parameters. Other gradients in loops are those of microbatches.
+    It does where a loop of its own, or of a function that it calls, takes a gradient.
 
     Args:
         fun: the function. Nothing is done for None, and for what is no function or method written in Python.
@@ -36,24 +34,15 @@ def unless_it_trains(fun: Any) -> Iterator[None]:
     if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
         yield
         return
-    first: dict[tuple[CodeType, int], set[int]] = {}
-    kept = list[Any]()  # so that no other value gets the identity of one of them
 
-    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], _: bool) -> Callable[..., Any]:
+    def hold(traceable: Callable[..., Any], *_: Any) -> Callable[..., Any]:
         frames, frame = list[FrameType](), sys._getframe(1)  # noqa: SLF001
         while frame is not None and (not frames or frames[-1].f_code is not code):
             frames.append(frame)
             frame = frame.f_back
-        for number, one in reversed([*enumerate(frames)]) if frames[-1].f_code is code else ():
-            if str(one.f_globals.get("__name__")).startswith("jax."):
-                break
-            if is_user_file(one.f_code.co_filename) and _in_loop(one):
-                calls_own = number and is_user_file(frames[number - 1].f_code.co_filename)  # a step, and no microbatch
-                if calls_own or any(map(_jax.is_call_of_jitted, frames[:number])):
-                    raise Trains
-                kept.extend(leaves := jax.tree.leaves(args))
-                if first.setdefault((one.f_code, one.f_lasti), here := {*map(id, leaves)}).isdisjoint(here):
-                    raise Trains
+        own = itertools.takewhile(lambda one: not str(one.f_globals.get("__name__")).startswith("jax."), frames[::-1])
+        if frames[-1].f_code is code and any(_in_loop(one) for one in own if is_user_file(one.f_code.co_filename)):
+            raise Trains
         return traceable
 
     with _jax.holding(hold):
