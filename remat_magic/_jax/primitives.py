@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 
@@ -113,9 +113,6 @@ MATMULS = names("dot_general conv_general_dilated")
 TRANSPARENT = names("reduce_precision optimization_barrier name device_put PrimalLeftTangentRight")
 """These compute nothing: the value that comes out is the value that went in."""
 
-# What the branches of a cond that do not make a residual put in its place: never read.
-_PLACEHOLDERS = names("empty empty2")
-
 
 # ---------------------------------------------------------------------------------------------- what an equation is
 
@@ -141,19 +138,37 @@ def high_params(eqn: Any) -> dict[str, Any]:
     return eqn.params if prim is None else dict(getattr(prim, "params", {}))
 
 
-def is_scan(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.lax.scan``, or a loop that JAX writes as one."""
-    return eqn.primitive.name == "scan"
+def _one_of(primitives: Collection[str]) -> Callable[[Any], bool]:
+    """Whether an equation is of one of some primitives."""
+    return lambda eqn: eqn.primitive.name in primitives
 
 
-def is_while(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.lax.while_loop``."""
-    return eqn.primitive.name == "while"
+is_scan = _one_of({"scan"})  # also a loop that JAX writes as one
+is_while = _one_of({"while"})
+is_cond = _one_of({"cond"})  # also a `switch`
+is_jit = _one_of({"jit", "pjit"})
+is_call = _one_of({"jit", "pjit", "closed_call", "core_call"})  # does nothing but call its one jaxpr
+is_shard_map = _one_of({"shard_map"})  # the shapes inside are those of one device
+is_matmul = _one_of(MATMULS)  # or a convolution
+is_exponential = _one_of({"exp", "exp2"})
+is_logarithm = _one_of({"log", "log2", "log1p"})
+is_cast = _one_of({"convert_element_type"})
+is_sum = _one_of({"reduce_sum"})
+is_addition = _one_of({"add", "add_any"})
+is_barrier = _one_of({BARRIER})  # each output is the operand of the same number
+is_rounding = _one_of({"reduce_precision"})  # JAX puts it on every residual
+is_broadcast = _one_of(BROADCASTS)
+is_placeholder = _one_of(names("empty empty2"))  # a branch has it for another one's residual, and nobody reads it
 
 
-def is_cond(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.lax.cond`` or ``switch``."""
-    return eqn.primitive.name == "cond"
+def _high_one_of(primitives: Collection[str]) -> Callable[[Any], bool]:
+    """The same, seen through the one call primitive for all high-level ones."""
+    return lambda eqn: primitive_name(eqn) in primitives
+
+
+is_transparent = _high_one_of(TRANSPARENT)
+is_plain = _high_one_of(_PLAIN)  # reads and writes its operands in order, as a matmul does: not a gather, nor a sort
+only_moves = _high_one_of(_REARRANGES | VIEWS | BROADCASTS)
 
 
 def is_check(eqn: Any) -> bool:
@@ -166,21 +181,6 @@ def donated(eqn: Any) -> list[Any]:
     """The operands of a jitted call that the caller gives away."""
     flags = eqn.params.get("donated_invars", ()) if is_jit(eqn) else ()
     return [atom for atom, yes in zip(eqn.invars, flags, strict=False) if yes]
-
-
-def is_jit(eqn: Any) -> bool:
-    """Whether an equation calls a function under ``jax.jit``."""
-    return eqn.primitive.name in ("jit", "pjit")
-
-
-def is_call(eqn: Any) -> bool:
-    """Whether an equation does nothing but call its one jaxpr."""
-    return eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call")
-
-
-def is_shard_map(eqn: Any) -> bool:
-    """Whether the shapes inside an equation are those of one device."""
-    return eqn.primitive.name == "shard_map"
 
 
 def exported_by(eqn: Any) -> Any:
@@ -196,16 +196,6 @@ def is_custom_rule(eqn: Any) -> bool:
 def has_backward_rule(eqn: Any) -> bool:
     """Whether an equation is a call of a ``jax.custom_vjp``."""
     return eqn.primitive.name.startswith("custom_vjp")
-
-
-def is_matmul(eqn: Any) -> bool:
-    """Whether an equation is a matrix multiplication or a convolution."""
-    return eqn.primitive.name in MATMULS
-
-
-def is_plain(eqn: Any) -> bool:
-    """Whether it reads and writes its operands in order, as an addition or a matmul does: not a gather, nor a sort."""
-    return primitive_name(eqn) in _PLAIN
 
 
 def lanes_of_convolution(eqn: Any) -> tuple[tuple[Any, tuple[int, int]], ...]:
@@ -226,55 +216,10 @@ def takes_bfloat16(eqn: Any) -> bool:
     return is_matmul(eqn) and (precision is None or str(precision).count("DEFAULT") == 2)
 
 
-def is_exponential(eqn: Any) -> bool:
-    """Whether an equation takes the exponential of each element."""
-    return eqn.primitive.name in ("exp", "exp2")
-
-
-def is_cast(eqn: Any) -> bool:
-    """Whether an equation gives its operand another type of number."""
-    return eqn.primitive.name == "convert_element_type"
-
-
-def is_logarithm(eqn: Any) -> bool:
-    """Whether an equation takes the logarithm of each element."""
-    return eqn.primitive.name in ("log", "log2", "log1p")
-
-
-def is_sum(eqn: Any) -> bool:
-    """Whether an equation adds up its operand along some axes."""
-    return eqn.primitive.name == "reduce_sum"
-
-
-def is_addition(eqn: Any) -> bool:
-    """Whether an equation adds two values."""
-    return eqn.primitive.name in ("add", "add_any")
-
-
-def is_transparent(eqn: Any) -> bool:
-    """Whether what comes out of an equation is what went in."""
-    return primitive_name(eqn) in TRANSPARENT
-
-
 def is_refused(eqn: Any, error: str) -> bool:
     """Whether an equation is of the kind that JAX cannot differentiate, as its error says: a loop or a callback."""
     kind = "while" if "while_loop" in error else "io_callback" if error.startswith("IO") else "pure_callback"
     return bool(eqn.primitive.name == kind)
-
-
-def is_barrier(eqn: Any) -> bool:
-    """Whether an equation is an optimization barrier, of which each output is the operand of the same number."""
-    return eqn.primitive.name == "optimization_barrier"
-
-
-def is_rounding(eqn: Any) -> bool:
-    """Whether an equation is a ``reduce_precision``, which JAX puts on every residual."""
-    return eqn.primitive.name == "reduce_precision"
-
-
-def only_moves(eqn: Any) -> bool:
-    """Whether an equation's results are its operands or parts of them, seen or laid out otherwise, or repeated."""
-    return primitive_name(eqn) in _REARRANGES | VIEWS | BROADCASTS
 
 
 def is_one_hot(eqn: Any) -> bool:
@@ -295,16 +240,6 @@ def rows_put(eqn: Any) -> Any:
     updates = eqn.invars[2]
     windows, ndim = eqn.params["dimension_numbers"].update_window_dims, updates.aval.ndim
     return updates if windows and windows == (*range(max(1, ndim - len(windows)), ndim),) else None
-
-
-def is_broadcast(eqn: Any) -> bool:
-    """Whether an equation's result is its operand again and again."""
-    return eqn.primitive.name in BROADCASTS
-
-
-def is_placeholder(eqn: Any) -> bool:
-    """Whether an equation makes what a branch gives in the place of another branch's residual, which nobody reads."""
-    return eqn.primitive.name in _PLACEHOLDERS
 
 
 def same_params(eqn: Any, other: Any) -> bool:

@@ -63,10 +63,6 @@ class Rewriter:
             return old
         return _jax.replace_eqns(old, eqns, [*map(renamed.atom, old.outvars)])
 
-    def clear(self) -> None:
-        """Let go of all that was written."""
-        self._done.clear()
-
 
 def without_checks(jaxpr: Any) -> Any:
     """A program that calls no Python for equinox's ``error_if``: its checks find nothing. Itself where it has none."""

@@ -110,7 +110,6 @@ def example(factory: str, names: Sequence[str]) -> str:
 
 PREFIXES = ("jax.checkpoint_policies.", "jax.ad_checkpoint.checkpoint_policies.", "checkpoint_policies.")
 _SAVING = "save_only_these_names"
-_EXCLUDING = "save_any_names_but_these"
 _OFFLOADING = "save_and_offload_only_these_names"
 _OFFLOADING_DOTS = "offload_dot_with_no_batch_dims"
 _EITHER = "save_from_both_policies"
@@ -227,16 +226,6 @@ class Key:
         """The identifiers that are looked up in the user's namespace."""
         return frozenset[str]().union(*(alternative.identifiers for alternative in self.alternatives))
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is one of JAX's policies that take no arguments."""
-        (first, *others) = self.alternatives
-        return not others and not first.own and first.policy in PLAIN
-
-    def has(self, policy: str) -> bool:
-        """Whether a row of the table is one of its alternatives."""
-        return any(alternative.policy == policy and not alternative.own for alternative in self.alternatives)
-
     def renamed(self, wrong: str, right: str) -> Key:
         """The key that asks for another name in the place of one."""
 
@@ -249,25 +238,6 @@ class Key:
                 for alternative in self.alternatives
             )
         )
-
-    def without(self, *names: str) -> Key:
-        """The key that neither saves nor offloads some names by name."""
-        remaining: list[Alternative] = []
-        for alternative in self.alternatives:
-            if _is(alternative, _EXCLUDING):
-                remaining.append(replace(alternative, names=tuple(dict.fromkeys((*alternative.names, *names)))))
-            elif _is(alternative, _SAVING, _OFFLOADING) and not {*names}.isdisjoint(
-                (*alternative.names, *alternative.offloaded)
-            ):
-                saved, offloaded = (
-                    [name for name in asked_names if name not in names]
-                    for asked_names in (alternative.names, alternative.offloaded)
-                )
-                remaining += Key.by_name(saved, offloaded, *alternative.memories).alternatives
-            else:
-                remaining.append(alternative)
-        some = tuple(alternative for alternative in remaining if not _is(alternative, "nothing_saveable"))
-        return Key(some or (Alternative("nothing_saveable"),))
 
 
 def _is(alternative: Alternative, *policies: str) -> bool:
