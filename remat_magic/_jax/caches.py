@@ -174,6 +174,9 @@ def tracing(generation: Generation, use_remat3: bool, x64: bool) -> Iterator[Non
         yield
 
 
+# -------------------------------------------------------------------------------------- what JAX still holds of before
+
+
 _UNTOLD = "no note tells of functions that JAX still holds an older trace of"
 
 

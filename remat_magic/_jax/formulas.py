@@ -459,6 +459,9 @@ def expansion(eqn: Any) -> Any | None:
         return None
 
 
+# ---------------------------------------------------------------------------------------- what devices tell each other
+
+
 class Communication(NamedTuple):
     """What one run of a collective tells.
 

@@ -287,6 +287,9 @@ def pretty(jaxpr: Any, source_map: list[list[tuple[int, int, Any]]] | None = Non
     return open_jaxpr(jaxpr).pretty_print(use_color=False, source_map=source_map)
 
 
+# ----------------------------------------------------------------------------------------------- checkpoints and names
+
+
 _remat_p = needed("jax._src.ad_checkpoint.remat_p")
 _name_p = needed("jax._src.ad_checkpoint.name_p")
 
@@ -434,6 +437,9 @@ def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
 def is_primal_left(eqn: Any) -> bool:
     """jax_remat3's marker of a saved value; only its first operand is read in a backward pass."""
     return _PrimalLeft is not None and type(high(eqn)) is _PrimalLeft
+
+
+# -------------------------------------------------------------------------------- the jaxpr that this thread is making
 
 
 _trace_now: Any = courtesy("jax._src.core.trace_ctx", "places that have no checkpoint are not offered")

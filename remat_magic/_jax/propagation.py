@@ -163,6 +163,9 @@ def _held(sharding: NamedSharding, var: Any) -> int:
     return math.prod(of_one_device(type_in_mesh(var.aval, sharding.mesh, sharding.spec)).shape)
 
 
+# --------------------------------------------------------------------------------------------------- simulated devices
+
+
 _MOST = 2048  # more are another process's, XLA's client for CPUs believes; so many take 0.9 GB
 _THREADS = 4  # of a device at most, which sleep
 _EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"

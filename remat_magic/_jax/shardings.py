@@ -349,6 +349,9 @@ def _along(aval: Any, dim: int) -> _Axes:
     return axes[dim] if dim < len(axes) else ()
 
 
+# ------------------------------------------------------------------------------------ dtypes, keys, memories and bytes
+
+
 _short_dtype_name = courtesy("jax._src.dtypes.short_dtype_name", "types are written with the long names of dtypes")
 
 

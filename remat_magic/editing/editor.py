@@ -391,6 +391,9 @@ def _kept_to(edit: Edit) -> Edit | None:
     return edit if edit.verified and not edit.excess_bytes else None
 
 
+# ------------------------------------------------------------------------------------------------------------ donation
+
+
 def write_donation(texts: EditedTexts, code: UserCode, engine: Engine, donation: Donation) -> Callable[[Any], Any]:
     """Write it; what is given back jits a step as the edited text does.
 

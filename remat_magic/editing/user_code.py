@@ -206,6 +206,9 @@ def referent(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
             return None
 
 
+# --------------------------------------------------------------------------------------- where a checkpoint is applied
+
+
 PARTIAL = "__remat_magic_partial__"  # what functools.partial is called in copied namespaces
 
 

@@ -364,6 +364,9 @@ def _first_of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, i
     return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
 
 
+# ------------------------------------------------------------------------------------------------- being told of calls
+
+
 _watchers: dict[int, list[Any]] = {}  # by thread
 _lock = threading.Lock()
 

@@ -234,6 +234,9 @@ def _instance(cls: str, method: str) -> str:
     return variable if method == "__call__" else f"{variable}.{method}"
 
 
+# -------------------------------------------------------------------------------------------------------------- places
+
+
 _KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
 
 

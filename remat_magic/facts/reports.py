@@ -425,6 +425,9 @@ def without_backward(first: Report, half: Forward, provenances: Provenances, err
     return replace(first, forward=_forward_program(half, saved, provenances), complete=True, backward_error=error)
 
 
+# ------------------------------------------------------------------------------------------- the range of the estimate
+
+
 ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
 

@@ -78,22 +78,22 @@ def offloading(report: Report, device: Device | None) -> Offloading:
     in_loops = [any(label.startswith("scan") for label in row.path) for row in offloaded]
     if not in_loops:
         return ""
-    if device is not None and device.name == THIS_CPU:
-        return "kept"
-    if not any(in_loops):
+    if not any(in_loops) or (device is not None and device.name == THIS_CPU):
         return "kept"
     return "moved" if all(in_loops) and device is not None else "unknown"
 
 
+def _offload(report: Report, device: Device) -> float | None:
+    """The seconds to the host and back, of what a report's policy offloads; None where the link is not known."""
+    if not report.offloaded_bytes:
+        return 0.0
+    return 2 * report.offloaded_bytes / device.host_bandwidth if device.host_bandwidth else None
+
+
 def added(report: Report, device: Device) -> float | None:
     """The seconds that a report's policy adds, recomputation and offloading; None where the link is not known."""
-    if not report.offloaded_bytes:
-        return seconds(report.recomputed_kernels, device)[0]
-    return (
-        None
-        if device.host_bandwidth is None
-        else (seconds(report.recomputed_kernels, device)[0] + 2 * report.offloaded_bytes / device.host_bandwidth)
-    )
+    offload = _offload(report, device)
+    return None if offload is None else seconds(report.recomputed_kernels, device)[0] + offload
 
 
 def times(report: Report, device: Device | str) -> Times:
@@ -114,8 +114,7 @@ def times(report: Report, device: Device | str) -> Times:
         seconds(kernels, device)
         for kernels in (report.forward_kernels, report.backward_kernels, report.recomputed_kernels)
     )
-    moved = report.offloaded_bytes
-    offload = 0.0 if not moved else 2 * moved / device.host_bandwidth if device.host_bandwidth else None
+    offload = _offload(report, device)
     return Times(
         device.name,
         forward[0],

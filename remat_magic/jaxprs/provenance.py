@@ -197,6 +197,9 @@ class Spans:
         )
 
 
+# ------------------------------------------------------------------------------------------- where equations come from
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Provenance:
     """Where an equation stands: its frames, the enclosing loops and calls, and how often it runs.

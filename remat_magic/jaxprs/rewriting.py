@@ -74,6 +74,9 @@ def without_checks(jaxpr: Any) -> Any:
     return rewriter(jaxpr, write)
 
 
+# --------------------------------------------------------------------------------------------------- every value named
+
+
 PREFIX = "remat_magic/value "  # no name of a user's begins like this
 COMPLEX = "complex values"
 """What JAX cannot save under a policy, among what names do not reach."""

@@ -175,6 +175,9 @@ def scopes(top: Any, enter: Callable[[Any], bool] = lambda _: True) -> Iterator[
             yield from scopes(inner, enter)
 
 
+# ------------------------------------------------------------------------------------------------------- what is alive
+
+
 class LiveEquations:
     """The equations of a jaxpr, at any depth, that its outputs, or those ``wanted`` of them, depend on.
 
@@ -259,6 +262,9 @@ def last_reads(eqns: Sequence[Any], outputs: Sequence[Any]) -> dict[Any, int]:
     """For each variable the number of the last equation that reads it; of what is given back, that after the last."""
     last = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
     return last | {atom: len(eqns) for atom in outputs if not _jax.is_literal(atom)}
+
+
+# ------------------------------------------------------------------------------- what makes a value, and what reads it
 
 
 @dataclass(frozen=True, slots=True)

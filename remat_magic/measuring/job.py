@@ -172,6 +172,9 @@ class Measuring:
                 logging.getLogger("remat_magic").exception("an on_update callback failed")
 
 
+# --------------------------------------------------------------------------------------------------- which choices fit
+
+
 _COMPILED = 12  # programs at most
 _SURE = 3  # of them the last: the surest, where nothing has fitted by then
 _HOPE = 0.9  # of the lower end of its range: what needs more than there is by that much is not asked about

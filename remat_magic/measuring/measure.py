@@ -475,6 +475,9 @@ def _timed(
     return times[1:]
 
 
+# ------------------------------------------------------------------ where the compiled program departs from the report
+
+
 # A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
 # to have fallen by less than this part of it, for the sentence that it does not show.
 _LARGE, _SMALL = 0.2, 0.1
