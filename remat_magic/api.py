@@ -525,9 +525,9 @@ class Trace:
         stages, device = fitting(self.facts, target, attempt), target.device
         if not compile or device is None or device.target is None or not device.compiles_here:
             return stages
-        from remat_magic.measuring.job import asked
+        from remat_magic.measuring.job import fit_by_compiler
 
-        return asked(self, stages, device, lambda choice: why_unwritten(attempt(self.facts, choice)))
+        return fit_by_compiler(self, stages, device, lambda choice: why_unwritten(attempt(self.facts, choice)))
 
     def fit_choice(
         self,

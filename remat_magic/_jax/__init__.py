@@ -21,4 +21,4 @@ from remat_magic._jax.shardings import *
 from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
 from remat_magic._jax.wrappers import behind_boundary, is_boundary
-from remat_magic._jax.xla_costs import Told, rematerialized, xla_communicated, xla_counts
+from remat_magic._jax.xla_costs import CompiledCollective, rematerialized, xla_communicated, xla_counts

@@ -24,7 +24,7 @@ from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract, is_even, of_one_device, type_in_mesh
-from remat_magic._jax.xla_costs import Told, xla_communicated
+from remat_magic._jax.xla_costs import CompiledCollective, xla_communicated
 from remat_magic.errors import RematError
 
 _SHARDINGS = ("sharding", "in_shardings", "out_shardings")  # that a constraint or a call asks for
@@ -38,7 +38,7 @@ _worth_keeping = courtesy(
 
 def propagated(
     closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None
-) -> tuple[dict[Any, NamedSharding], Counter[Told] | None]:
+) -> tuple[dict[Any, NamedSharding], Counter[CompiledCollective] | None]:
     """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``; what devices tell.
 
     The program is compiled, and not run, for the devices that the shardings name, simulated ones where their mesh has

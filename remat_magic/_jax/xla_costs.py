@@ -31,7 +31,7 @@ _UNCOUNTED = (b"__cudnn$", b"__cublas$")  # how calls of NVIDIA's libraries begi
 _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames; the rest speaks of the entry
 
 
-class Told(NamedTuple):
+class CompiledCollective(NamedTuple):
     """A collective: its kind ("all-gather"), the bytes that one device has of the result, and those that it sends.
 
     It sends as much as in ``formulas.Communication``, and None is unknown. Of a sum of which each device goes on
@@ -73,17 +73,17 @@ def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
     return XlaCounts(flops, bytes_accessed, None if communicated is None else by_kind)
 
 
-def xla_communicated(modules: Sequence[Module] | None) -> Counter[Told] | None:
+def xla_communicated(modules: Sequence[Module] | None) -> Counter[CompiledCollective] | None:
     """How often one device takes part in each collective of a program, ``modules`` as for ``xla_counts``.
 
     None where XLA does not say, or how often a loop runs is not known.
     """
     if modules is None:
         return None
-    total = Counter[Told]()
+    total = Counter[CompiledCollective]()
     with contextlib.suppress(Exception):  # as in _counted
         for module in modules:
-            of_module = _told_in(module)
+            of_module = _collectives_in(module)
             if of_module is None:
                 return None
             total += of_module
@@ -207,20 +207,20 @@ _AGAIN = ("async-update", "async-done")  # name once more the computation that w
 _PASSED_ON = ("copy", "bitcast", "get-tuple-element", "all-reduce-done")
 
 
-def _told_in(module: Module) -> Counter[Told] | None:
+def _collectives_in(module: Module) -> Counter[CompiledCollective] | None:
     """What devices tell each other in one run of a module: how often one takes part in each collective.
 
     None where nothing tells how often a loop runs that has one.
     """
 
     @functools.cache
-    def of(number: int) -> Counter[Told] | None:
+    def of(number: int) -> Counter[CompiledCollective] | None:
         """Of one run of a computation."""
-        total, within = Counter[Told](), module.computations[number]
+        total, within = Counter[CompiledCollective](), module.computations[number]
         for place, instruction in within.instructions.items():
             opcode = instruction.opcode
             if instruction.collective:
-                total[_told(module, within, place)] += 1
+                total[_compiled_collective(module, within, place)] += 1
                 continue
             times = trips(module, instruction, number) if opcode == "while" else 1
             for called in () if opcode in _AGAIN else instruction.called:
@@ -235,7 +235,7 @@ def _told_in(module: Module) -> Counter[Told] | None:
     return of(module.entry)
 
 
-def _told(module: Module, within: Computation, number: int) -> Told:
+def _compiled_collective(module: Module, within: Computation, number: int) -> CompiledCollective:
     instruction = within.instructions[number]
     # What begins a gather or permutation has the operand beside the result.
     both = instruction.opcode in ("all-gather-start", "collective-permute-start")
@@ -244,11 +244,11 @@ def _told(module: Module, within: Computation, number: int) -> Told:
     if kind in ("collective-permute", "collective-broadcast", "ragged-all-to-all"):
         devices = devices or 1  # of which it does not matter
     if devices is None:
-        return Told(kind, size, None)
+        return CompiledCollective(kind, size, None)
     sent = sent_bytes(kind, size, devices)
     if kind == "all-reduce" and _is_cut(module, within, number):
         sent = sent_bytes("reduce-scatter", size // devices, devices)
-    return Told(kind, size, sent)
+    return CompiledCollective(kind, size, sent)
 
 
 def _is_cut(module: Module, within: Computation, number: int) -> bool:

@@ -148,7 +148,7 @@ _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need,
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Insertion:
     """One way to write a checkpoint where there is none.
 
     Attributes:
@@ -166,7 +166,7 @@ class Way:
     bind: bool = False
 
 
-def ways_of_function(code: UserCode, engine: Engine) -> list[Way]:
+def insertions_of_function(code: UserCode, engine: Engine) -> list[Insertion]:
     """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses.
 
     Raises:
@@ -181,7 +181,7 @@ def ways_of_function(code: UserCode, engine: Engine) -> list[Way]:
     kinds = {libraries.module_kind(cls) for cls in {type(thing) for thing in code.things}}
     static = _numbers(_static_arguments(engine))
     return [
-        Way(library, (definition,), options=static * (library != "equinox"))
+        Insertion(library, (definition,), options=static * (library != "equinox"))
         for library in ("", *_OF_ARGUMENTS)
         if not library or library in kinds
     ]
@@ -200,7 +200,7 @@ def _static_arguments(engine: Engine) -> list[int]:
     return sorted(position + bound for position in others - arrays)
 
 
-def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
+def insertions_at(code: UserCode, engine: Engine, at: str) -> list[Insertion]:
     """Those for a function without a checkpoint, the most usual ones first; none where the source has no such place.
 
     None passes the module that is called to the checkpoint: of the layers of linen and those of nnx that change their
@@ -213,19 +213,21 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     # A checkpoint of linen's that is given the module is not written around a function that only calls modules.
     library = callee.library if callee.library in CHECKPOINTS and not callee.within else ""
     static, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
-    ways: list[Way] = []
+    insertions: list[Insertion] = []
     if (definitions := _definitions(code, callee.who)) and library == "equinox":
-        ways.append(Way(library, definitions))
+        insertions.append(Insertion(library, definitions))
     elif definitions:
         of_object = [[0, *some] for some in _beginnings(static)] * (callee.module == "class")
-        ways += [Way(library, definitions, options=_numbers(some)) for some in (*of_object, *_beginnings(static))]
+        insertions += [
+            Insertion(library, definitions, options=_numbers(some)) for some in (*of_object, *_beginnings(static))
+        ]
     calls = tuple(_calls(code, engine, callee.who))
     if calls and library != "flax.linen":
         own = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
         given = [] if library == "equinox" else [position - bound for position in static]
-        ways += [Way(own, calls=calls, options=_numbers(some)) for some in _beginnings(given)]
-        ways += [Way(own, calls=calls, bind=True)] * any(call.keywords for _, call in calls)
-    return ways
+        insertions += [Insertion(own, calls=calls, options=_numbers(some)) for some in _beginnings(given)]
+        insertions += [Insertion(own, calls=calls, bind=True)] * any(call.keywords for _, call in calls)
+    return insertions
 
 
 def _beginnings(positions: list[int]) -> list[list[int]]:
@@ -281,7 +283,7 @@ class Checkpoints:
         names: tuple[str, ...],
         sites: tuple[Site, ...],
         places: Mapping[str, Sequence[Application]],
-        way: Way,
+        insertion: Insertion,
     ) -> None:
         """Write a plan's policy.
 
@@ -290,7 +292,7 @@ class Checkpoints:
             names: what it saves by name, where it is no policy of JAX.
             sites: the checkpoint sites that it is for; none: a new checkpoint is written.
             places: where the source applies the checkpoint of each site, by its key.
-            way: how a new checkpoint is written.
+            insertion: how a new checkpoint is written.
 
         Raises:
             RematError: the place is not in the user's text, or the policy is the user's own.
@@ -327,10 +329,10 @@ class Checkpoints:
                 self._set(place, policy)
         if sites or takes_off:
             return
-        for text, call in way.calls:
-            self._checkpoint_call(text, call, policy, way)
-        for text, definition in way.definitions:
-            self._checkpoint(text, definition, policy, way.library, way.options)
+        for text, call in insertion.calls:
+            self._checkpoint_call(text, call, policy, insertion)
+        for text, definition in insertion.definitions:
+            self._checkpoint(text, definition, policy, insertion.library, insertion.options)
 
     def _set(self, place: Application, policy: _PolicyText) -> None:
         """Give a checkpoint another policy."""
@@ -381,12 +383,12 @@ class Checkpoints:
         maker = parse_expression(f"{PARTIAL}({checkpoint}{options})")
         self._texts.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
 
-    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, way: Way) -> None:
+    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, insertion: Insertion) -> None:
         """Put a new checkpoint around what is called."""
         changes, imports = self._texts.of(text)
-        start = f"{imports.checkpoint(way.library)}("
-        end = f"{_option(policy(text, call.lineno))}{way.options})"
-        bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
+        start = f"{imports.checkpoint(insertion.library)}("
+        end = f"{_option(policy(text, call.lineno))}{insertion.options})"
+        bound = [text.segment(keyword) for keyword in call.keywords] if insertion.bind else []
         if bound:
             changes.drop_keywords(call)
             changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.devices import Device
-from remat_magic.editing.checkpoints import Checkpoints, EditedTexts, Way, ways_at, ways_of_function
+from remat_magic.editing.checkpoints import Checkpoints, EditedTexts, Insertion, insertions_at, insertions_of_function
 from remat_magic.editing.names import (
     PROBE,
     ChosenNames,
@@ -237,11 +237,11 @@ class _Editor:
         """
         *parts, last = _parts(plan)
         places = self._retraces.applied([site for part in (*parts, last) for site in self._sites(part.at)])
-        before = [(part, self._ways(part)[0]) for part in parts]
+        before = [(part, self._insertions(part)[0]) for part in parts]
         edits, errors = list[Edit](), list[RematError]()
-        for way in self._ways(last):
+        for insertion in self._insertions(last):
             try:
-                edits.append(self._written_in([*before, (last, way)], plan, chosen, unnamed, places))
+                edits.append(self._written_in([*before, (last, insertion)], plan, chosen, unnamed, places))
             except RematError as error:
                 errors.append(error)
             if edits and edits[-1].verified:
@@ -250,24 +250,24 @@ class _Editor:
             raise errors[0]
         return next((edit for edit in edits if edit.saved_bytes is not None), edits[0])
 
-    def _ways(self, plan: Plan) -> list[Way]:
+    def _insertions(self, plan: Plan) -> list[Insertion]:
         """The ways to write what a plan has at one place.
 
         Raises:
             RematError: there is none.
         """
         if self._sites(plan.at) or plan.policy in ("as_written", "none") or parts_in([plan.at]):
-            return [Way()]
+            return [Insertion()]
         if plan.at == "function":
-            return ways_of_function(self._code, self._engine)
-        ways = ways_at(self._code, self._engine, plan.at)
-        if not ways:
+            return insertions_of_function(self._code, self._engine)
+        insertions = insertions_at(self._code, self._engine, plan.at)
+        if not insertions:
             by_hand = f", as in `{plan.code}`" if plan.code else ""
             raise RematError(
                 f"no edit writes a checkpoint at {plan.at!r}, which a library defines or calls, or is haiku's: choose "
                 f"a function or a class of your own, or write it by hand{by_hand}."
             )
-        return ways
+        return insertions
 
     def _empty(self, plan: Plan) -> Edit:
         return Edit(
@@ -285,7 +285,7 @@ class _Editor:
 
     def _written_in(
         self,
-        parts: Sequence[tuple[Plan, Way]],
+        parts: Sequence[tuple[Plan, Insertion]],
         plan: Plan,
         chosen: ChosenNames,
         unnamed: Sequence[str],
@@ -294,12 +294,12 @@ class _Editor:
         texts = EditedTexts(self._facts, self._code)
         checkpoints = Checkpoints(texts)
         names = tuple(texts.name(option) for option in chosen.options)
-        for part, way in parts:
+        for part, insertion in parts:
             if parts_in([part.at]):
                 self._write_in_parts(texts, part)
             elif part.names or part.policy != "as_written":
                 kept = tuple(dict.fromkeys(name.name for name in names))
-                checkpoints.write(part, kept, self._sites(part.at), places, way)
+                checkpoints.write(part, kept, self._sites(part.at), places, insertion)
         donation = self._donation
         jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
@@ -317,7 +317,7 @@ class _Editor:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, traced)
         # Which may call other functions, too.
-        is_at_calls = any(way.calls or parts_in([part.at]) for part, way in parts)
+        is_at_calls = any(insertion.calls or parts_in([part.at]) for part, insertion in parts)
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
             differing = ["the edited text saves what is asked for, and recomputes something else."]
         if donation is not None and not donates:

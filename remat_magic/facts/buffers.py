@@ -381,7 +381,9 @@ class StepBytes(NamedTuple):
         return Moment(*self.step.where, self.arguments, self.residuals, self.temporaries)
 
 
-def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]) -> Iterator[StepBytes]:
+def held_over_time(
+    steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]
+) -> Iterator[StepBytes]:
     """Go through the steps and yield what is held during each.
 
     ``saved_inside`` tells the bytes of residuals among what an equation needs inside.
@@ -417,7 +419,7 @@ def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callab
                 held_residuals -= sizes[number]
 
 
-def lives(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, int]]:
+def live_ranges(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, int]]:
     """For each buffer the first step that holds it, and the one that holds it no more.
 
     What a result is written over is held no more by the step that reads it last; a donated argument that a loop carries
@@ -484,7 +486,7 @@ def _dying_at(last: dict[int, int], lasting: set[int]) -> dict[int, list[int]]:
 # ---------------------------------------------------------------------------------------------------- where results lie
 
 
-def over_donated(results: Collection[int], donated: Collection[int], sizes: Sequence[int]) -> list[int]:
+def aliased(results: Collection[int], donated: Collection[int], sizes: Sequence[int]) -> list[int]:
     """The results that lie where a donated argument of the same size does."""
     free = Counter(sizes[number] for number in donated)
     placed: list[int] = []
@@ -654,7 +656,7 @@ def arranged(
     buffers.lay_out_results(steps)
     order = brought_forward(put_off(steps, buffers.kept | buffers.gradients), buffers)
     if on.reserves:
-        for number in over_donated(buffers.results, buffers.donated - buffers.kept, buffers.sizes):
+        for number in aliased(buffers.results, buffers.donated - buffers.kept, buffers.sizes):
             buffers.discard(number)
     return order
 

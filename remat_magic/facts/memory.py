@@ -46,8 +46,8 @@ from remat_magic.facts.buffers import (
     StepBytes,
     arranged,
     described,
-    lives,
-    sweep,
+    held_over_time,
+    live_ranges,
 )
 from remat_magic.facts.kernels import fused_operands, fuses, unheld
 from remat_magic.facts.residuals import saved_values
@@ -257,8 +257,8 @@ class Schedule(Buffers):
         What is held comes with its first moment and the one that holds it no more. What a result is written over is
         left out, so that the bytes of what is held add up to the moment's.
         """
-        swept, steps = list(self._sweep()), self._ordered()
-        live = lives(steps, self)
+        swept, steps = list(self._held_over_time()), self._ordered()
+        live = live_ranges(steps, self)
         held = [(*live[number], value) for number, value in zip(live, described(steps, self, live), strict=True)]
         inside: dict[int, list[Held]] = {}  # by the identity of the equation: calls of one body share theirs
         for at, step in enumerate(steps):
@@ -275,7 +275,7 @@ class Schedule(Buffers):
             0
             if before_update and step_bytes.step.where[0] == "update"
             else step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries
-            for step_bytes in self._sweep()
+            for step_bytes in self._held_over_time()
         ]
         most = max(totals)
         return most, totals.index(most)
@@ -284,8 +284,8 @@ class Schedule(Buffers):
         """The phase of the step at a position of the sweep."""
         return self._ordered()[at].where[0]
 
-    def _sweep(self) -> Iterator[StepBytes]:
-        return sweep(self._ordered(), self, self.saved_inside)
+    def _held_over_time(self) -> Iterator[StepBytes]:
+        return held_over_time(self._ordered(), self, self.saved_inside)
 
     def _ordered(self) -> list[ScheduledStep]:
         """The steps in the order in which they are taken to run."""
@@ -296,7 +296,7 @@ class Schedule(Buffers):
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
         """What is held during the step at a position of the sweep, some buffers left out."""
         steps = self._ordered()
-        live = lives(steps, self).items()
+        live = live_ranges(steps, self).items()
         alive = [number for number, (first, end) in live if first <= at < end and number not in besides]
         step = steps[at]
         return described(steps, self, alive) + (self.held_inside(step.eqn) if step.inside else [])

@@ -38,13 +38,13 @@ from remat_magic.records import (
 )
 
 
-def nbytes_of(collectives: Counter[_jax.Told] | None) -> int | None:
+def nbytes_of(collectives: Counter[_jax.CompiledCollective] | None) -> int | None:
     """The bytes that a device has of the results of all collectives; None where they are not known."""
     return None if collectives is None else sum(runs * collective.nbytes for collective, runs in collectives.items())
 
 
 def with_inserted(
-    kernels: Sequence[Kernel], collectives: Counter[_jax.Told] | None, named_bytes: int
+    kernels: Sequence[Kernel], collectives: Counter[_jax.CompiledCollective] | None, named_bytes: int
 ) -> tuple[Kernel, ...]:
     """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
 

@@ -81,7 +81,7 @@ class Propagated(Spread):
         super().__init__()
         self.gradients = gradients
         self.shardings: dict[Any, Any] = {}
-        self.communicated: list[Counter[_jax.Told] | None] = []
+        self.communicated: list[Counter[_jax.CompiledCollective] | None] = []
 
     def ask(self, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
         """Find out about the variables of a closed jaxpr, with its inputs and results spread so (None: as XLA likes).

@@ -181,7 +181,7 @@ _HOPE = 0.9  # of the lower end of its range: what needs more than there is by t
 _TICK = 0.2  # seconds between two looks at a compiler, at each of which one may be done with it all
 
 
-def asked(
+def fit_by_compiler(
     traced: Any, stages: Iterator[Fit], device: Device, why_unwritten: Callable[[FitChoice], str]
 ) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
