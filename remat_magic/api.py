@@ -518,16 +518,20 @@ class Trace:
         Raises:
             RematError: as ``fit``.
         """
-        from remat_magic.editing.editor import attempt
-        from remat_magic.planning.fit import Target, fitting, why_unwritten
+        from remat_magic.planning.fit import Fitting, Target
+
+        def attempt(facts: Facts, choice: FitChoice) -> Edit | str:
+            from remat_magic.editing import editor  # which takes long to import
+
+            return editor.attempt(facts, choice)
 
         target = Target.of(device_or_bytes)
-        stages, device = fitting(self.facts, target, attempt), target.device
+        found, device = Fitting(self.facts, target, attempt), target.device
         if not compile or device is None or device.target is None or not device.compiles_here:
-            return stages
+            return found.stages()
         from remat_magic.measuring.job import fit_by_compiler
 
-        return fit_by_compiler(self, stages, device, lambda choice: why_unwritten(attempt(self.facts, choice)))
+        return fit_by_compiler(self, found.stages(), device, found.settled, found.with_batch)
 
     def fit_choice(
         self,

@@ -11,7 +11,9 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.facts.times import times
-from remat_magic.planning.fit import Target, fitting
+from remat_magic.planning.fit import Fitting, Target
+from remat_magic.records import FitChoice, Plan, PlannedValue
+from remat_magic.records.fit import ordered
 from tests.benchmarks import networks
 
 POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable")
@@ -116,7 +118,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(name: str, limit: str) -> 
     one_more = 4 if name == "in parts" else 1
     for size, fits in ((batch, True), (batch // one_more * one_more + one_more, False)):
         fun, args = BATCHES[name](size)
-        assert (rm.trace(fun, *args).report(device="H100 SXM").peak_high <= fit.capacity_bytes) is fits
+        assert (rm.trace(fun, *args).report(device="H100 SXM").peak_bytes <= fit.capacity_bytes) is fits
 
 
 @pytest.mark.parametrize(
@@ -214,10 +216,11 @@ def test_what_no_edit_writes_is_not_the_best() -> None:
     loss, args = blocks(8)
     trace = rm.trace(loss, *args)
     limit = trace.report("nothing_saveable", "block", device="H100 SXM").peak_high
-    *_, as_is = fitting(trace.facts, Target.of(limit), lambda facts, choice: "")
+    *_, as_is = Fitting(trace.facts, Target.of(limit), lambda facts, choice: "").stages()
     refused = as_is.best
     why = "no edit writes it."
-    *_, fit = fitting(trace.facts, Target.of(limit), lambda facts, choice: why if choice.what == refused.what else "")
+    write = lambda facts, choice: why if choice.what == refused.what else ""  # noqa: E731
+    *_, fit = Fitting(trace.facts, Target.of(limit), write).stages()
     assert fit.best != refused
     assert [it.unusable for it in fit.tried if it.what == refused.what] == [why]
 
@@ -228,8 +231,62 @@ def test_values_go_to_the_host_where_that_takes_less_time() -> None:
     device = rm.devices.get("TPU v5e")
     limit = trace.report("nothing_saveable", "block", device=device).peak_high * 5 // 4
     linked = [replace(device, memory_bytes=limit, host_bandwidth=link) for link in (1e6, 1e15)]
-    slow, fast = ([*fitting(trace.facts, Target.of(it), lambda facts, choice: "")][-1] for it in linked)
+    slow, fast = ([*Fitting(trace.facts, Target.of(it), lambda facts, choice: "").stages()][-1] for it in linked)
     assert fast.best.what.startswith("offload")
     assert fast.best.extra_seconds < slow.best.extra_seconds
     assert trace.report(fast.best).offloaded_bytes
     assert not trace.report(slow.best).offloaded_bytes
+
+
+def test_a_batch_that_is_far_away_says_nothing() -> None:
+    loss, args = blocks(batch=1)
+    trace = rm.trace(loss, *args)
+    assert trace.fit("100 GB").largest_batch is None
+    assert trace.fit("20 MB").largest_batch is not None
+
+
+def choice(
+    what: str, needed: float, time: float, *, fits: bool | None = True, names: int = 0, **more: Any
+) -> FitChoice:
+    values = tuple(PlannedValue(f"v{number}", 1) for number in range(names))
+    plan = Plan("f", "block", what, 0, 0, 0, 0, values) if names else None
+    size = round(needed * 1e6)
+    return FitChoice(
+        what, what, "block", size, size // 2, 2 * size, fits, extra_seconds=time, extra_time=time, plan=plan, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "front"),
+    [
+        ([choice("a", 100, 0.2), choice("plan", 99.5, 0.195, names=3)], "a"),  # the simpler of two that hardly differ
+        ([choice("a", 100, 0.2), choice("plan", 98, 0.195, names=3)], "plan"),
+        ([choice("a", 100, 0.2), choice("plan", 99.5, 0.18, names=3)], "plan"),
+        ([choice("few", 100, 0.2, names=1), choice("many", 99.5, 0.195, names=3)], "few"),
+        ([choice("a", 100, 0.2), choice("b", 99.5, 0.205)], "a"),  # of equally simple ones the cheaper
+        ([choice("a", 100, 0.2), choice("b", 90, 0.205)], "a b"),
+        ([choice("a", 100, 0.2, fits=None), choice("plan", 99.5, 0.195, names=3)], "plan"),
+        ([choice("a", 100, 0.2), choice("gone", 99.5, 0.2, donate=("x",))], "a"),
+        ([choice("a", 100, 0.2, compiled=True), choice("b", 60, 0.3)], "a b"),
+        ([choice("a", 40, 0.2, compiled=True), choice("b", 90, 0.3)], "a"),
+        ([choice("a", 60, 0.2, compiled=True), choice("b", 90, 0.3)], "a b"),  # which may need 45
+    ],
+)
+def test_no_two_that_hardly_differ_are_on_the_front(choices: list[FitChoice], front: str) -> None:
+    for given in (choices, choices[::-1]):
+        found = ordered(given)
+        assert [it.what for it in found if not it.beaten_by] == front.split()
+        assert all(it.beaten_by.startswith(tuple(front.split())) for it in found if it.what not in front.split())
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_what_no_edit_can_write_is_not_on_the_front(unrolled: bool) -> None:
+    """A checkpoint around several calls is written by hand."""
+    loss, args = blocks(16, scanned=not unrolled)
+    trace = rm.trace(loss, *args)
+    fit = trace.fit(trace.report("nothing_saveable", "block/4", device="H100 SXM").peak_high)
+    (group,) = (it for it in fit.tried if it.at == "block/4")
+    assert group.unusable.startswith("No edit writes a checkpoint at some of the calls, or around several")
+    assert group.code.split("; ")[0] in group.unusable
+    assert not trace.edit(group).verified
+    assert all(trace.edit(it).verified for it in fit.choices if it.policy != "as_written")

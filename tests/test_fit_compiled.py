@@ -69,7 +69,8 @@ def test_no_cheaper_choice_compiles_to_fit(xla, seed, scanned):
         assert choice.fits is not True or choice.compiled
         if choice.compiled:
             assert choice.needed_bytes == choice.needed_low == choice.needed_high
-    cheaper = [choice for choice in fit.tried if fit.best is None or choice.cost < fit.best.cost]
+    usable = [choice for choice in fit.tried if not choice.unusable]
+    cheaper = [choice for choice in usable if fit.best is None or choice.cost < fit.best.cost]
     fitting = [choice.what for choice in cheaper if need.get(choice.which, capacity + 1) <= capacity]
     assert not fitting or len(asked) == 12
 
@@ -260,3 +261,62 @@ def test_what_no_edit_writes_is_not_compiled(xla, monkeypatch):
     assert next(choice.unusable for choice in fit.tried if choice.which == first.which) == "None does."
     assert fit.best.compiled
     assert fit.best.cost > first.cost
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0, 2.5])
+@pytest.mark.parametrize("factor", [0.4, 1.0, 2.0])
+def test_the_largest_batch_is_by_xlas_word(xla, factor, share):
+    _, factors = xla
+    factors["others"] = factor
+    loss, args = blocks(batch=2048)
+    trace = rm.trace(loss, *args)
+    needed, fixed = round(trace.report(device=V5E).peak_bytes * factor), _jax.nbytes(trace.arguments[-1].value)
+    capacity = round(needed * share)
+    fit = trace.fit(replace(V5E, memory_bytes=capacity))
+    assert fit.compiled
+    if fit.largest_batch is None:
+        assert capacity < 1.5 * sum(_jax.nbytes(leaf.value) for leaf in trace.arguments) - fixed
+        return
+    assert (fit.largest_batch >= 2048) == (needed <= capacity) == fit.fits
+    loss, args = blocks(batch=fit.largest_batch)
+    by_xla = rm.trace(loss, *args).report(device=V5E).peak_bytes * factor
+    assert 0.6 * capacity < by_xla < 1.4 * capacity  # what does not grow with the batch is as it is
+
+
+def test_what_xla_says_less_of_than_the_estimate_does_not_hide_what_helps(xla):
+    """XLA needs less for the program as written than estimates of all else, and more than there is."""
+    _, factors = xla
+    factors["others"] = 0.05
+    loss, args = blocks(8, scanned=True)
+    trace = rm.trace(loss, *args)
+    nearest = trace.fit(1000).nearest.needed_bytes
+    for there in (1.01 * nearest, 0.5 * nearest):
+        fit = trace.fit(replace(V5E, memory_bytes=round(0.05 * there)))
+        assert fit.needed_bytes < min(choice.needed_low for choice in fit.tried if not choice.compiled)
+        assert fit.fits is False
+        assert [choice for choice in fit.choices if choice.policy != "as_written" and choice.compiled]
+        assert (fit.best is not None) == (there > nearest)
+
+
+def test_the_nearest_edit_stands_in_the_place_of_a_plan_that_none_writes(xla, monkeypatch):
+    asked, factors = xla
+    factors["others"] = 0.5
+    factors["as_written", "function"] = 1.0
+    trace = rm.trace(*blocks()[:1], *blocks()[1])
+    device = replace(V5E, memory_bytes=round(0.4 * trace.report(device=V5E).peak_bytes))
+    other = trace.plan(saved="80%", at="block")
+    own, nearest = editor.attempt, editor.edit(trace.facts, other)
+    assert (nearest.verified, bool(other.names)) == (True, True)
+
+    def attempt(facts, choice):
+        if choice.plan is None:
+            return replace(nearest, verified=False, differences=("it differs.",), closest=nearest)
+        return own(facts, choice)
+
+    monkeypatch.setattr(editor, "attempt", attempt)
+    fit = trace.fit(device)
+    stands = next(choice for choice in fit.tried if choice.plan and choice.plan.names == other.names)
+    assert stands.compiled
+    assert not stands.unusable
+    assert "it differs." in next(choice.unusable for choice in fit.tried if choice.policy == "nothing_saveable")
+    assert asked.count(stands.which) == 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +45,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.jaxprs.rewriting import is_given
 from remat_magic.parsing import parse_expression, parse_source
+from remat_magic.planning.places import by_hand, whole_function
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
@@ -123,7 +123,7 @@ class _Editor:
             return choice
         if not isinstance(choice, str) and not callable(choice):
             raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        return _plan_of(self._facts.under(choice, at).report())
+        return _plan_of(self._facts.under(choice, at).known_figures)
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
@@ -182,7 +182,7 @@ class _Editor:
         except RematError as error:
             if plan.policy != "none":
                 raise
-            report = self._facts.under("everything_saveable", plan.at).report()
+            report = self._facts.under("everything_saveable", plan.at).known_figures
             closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
@@ -192,7 +192,7 @@ class _Editor:
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
-            best = _plan_of(self._facts.under("nothing_saveable", plan.at).report())
+            best = _plan_of(self._facts.under("nothing_saveable", plan.at).known_figures)
         used = {groups[value.key] for value in best.names}
         names = ChosenNames([option for option in options if option in used])
         return _kept_to(self._written(_held_to(best, plan), names, ()))
@@ -202,16 +202,14 @@ class _Editor:
         for part in _parts(plan):
             if part.names and parts_in([part.at]):
                 yield f"no edit gives names to what is in a part of {part.at}: choose a policy of JAX's."
-            elif _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
-                code = part.code or ("" if part.names else self._facts.under(part.policy, part.at).selection.code)
-                by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
-                yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
+            elif why := by_hand(self._facts, part.policy, part.at, part.code if part.names else None):
+                yield why
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
         """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""
         parts, policies = _parts(plan), dict[str, set[str]]()
         for part in parts:
-            policies.setdefault(_whole_function(part.at), set()).add(part.policy)
+            policies.setdefault(whole_function(part.at), set()).add(part.policy)
         if any(len(kinds - {"none"}) > 1 for kinds in policies.values()):  # a function has two policies
             return None
         at = {whole: max(kinds, key=lambda policy: policy != "none") for whole, kinds in policies.items()}
@@ -224,7 +222,7 @@ class _Editor:
             else:
                 several = plan.policy == MIXED
                 nearest = self._facts.under(*(("as_written", at) if several else (plan.policy, next(iter(at)))))
-                nearest = _plan_of(nearest.report(), plan)
+                nearest = _plan_of(nearest.known_figures, plan)
             return _kept_to(self.edit(nearest).best)
         except RematError:
             return None
@@ -303,7 +301,7 @@ class _Editor:
         donation = self._donation
         jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
-        expected = self._facts.under(plan if plan.names else plan.policy, plan.at).report()
+        expected = self._facts.under(plan if plan.names else plan.policy, plan.at).known_figures
         try:
             device = _peak_device(plan)
             traced, donates = self._retraces.of(
@@ -311,7 +309,7 @@ class _Editor:
                 {},
                 texts.wrappers,
                 jitted,
-                read=lambda facts: (facts.under().report(device), facts.engine.donation is None),
+                read=lambda facts: (facts.under().figures(device), facts.engine.donation is None),
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
@@ -379,11 +377,6 @@ def _parts(plan: Plan) -> list[Plan]:
         return [plan]
     chosen = policy_of_each(plan.at)
     return [replace(plan, policy=policy, at=at, code="") for at, policy in chosen.items()]
-
-
-def _whole_function(at: str) -> str:
-    """The place that is all calls of the function of which a place is some, or some at once."""
-    return re.sub(r"(\[[-\d:]*\])?(/\d+)?$", "", at)
 
 
 def _kept_to(edit: Edit) -> Edit | None:

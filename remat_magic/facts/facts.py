@@ -190,6 +190,12 @@ class Variant:
                 known = self._figures[memory, timed] = self._report(memory, full=False, timed=timed)
             return known
 
+    @property
+    def known_figures(self) -> Report:
+        """The figures, of which the peak is as on whatever device they are known; on none by default."""
+        with self.lock:
+            return next(iter((*self._reports.values(), *self._figures.values())), None) or self.figures()
+
     def _report(self, memory: DeviceMemory, *, full: bool = True, timed: bool = False) -> Report:
         def of(other: Variant) -> Report:
             return other.report(memory) if full else other.figures(memory, timed=timed)

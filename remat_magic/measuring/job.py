@@ -177,12 +177,17 @@ class Measuring:
 
 _COMPILED = 12  # programs at most
 _SURE = 3  # of them the last: the surest, where nothing has fitted by then
+_NEAREST = 4  # programs, where none may fit: what is said to come nearest is to have XLA's word
 _HOPE = 0.9  # of the lower end of its range: what needs more than there is by that much is not asked about
 _TICK = 0.2  # seconds between two looks at a compiler, at each of which one may be done with it all
 
 
 def fit_by_compiler(
-    traced: Any, stages: Iterator[Fit], device: Device, why_unwritten: Callable[[FitChoice], str]
+    traced: Any,
+    stages: Iterator[Fit],
+    device: Device,
+    settled: Callable[[Fit, Sequence[FitChoice]], Fit],
+    with_batch: Callable[[Fit], Fit],
 ) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
 
@@ -192,7 +197,8 @@ def fit_by_compiler(
         traced: what ``remat_magic.trace`` gave.
         stages: its estimates.
         device: of which the compiler is here.
-        why_unwritten: a sentence on why no edit writes a choice, which is not compiled then; empty where one does.
+        settled: gives the same estimates where edits write some choices, else others with what can be written instead.
+        with_batch: gives a fit with the largest batch, by XLA's word.
     """
     for known in stages:
         last, total = known.progress.finished, known.progress.total
@@ -200,15 +206,14 @@ def fit_by_compiler(
         if not last:
             continue
         found, answers = known, dict[tuple[str, str], FitChoice]()
-        while wanted := _next(found, answers):
+        while wanted := _next(known, answers):
             of_all = min(_COMPILED, len(answers) + len(wanted)) if found.best else _COMPILED
             progress = Progress(len(answers), of_all, f"compiling {wanted[0].what} for {device.name}")
             found = known.by_compiler(answers, progress)
             yield found
-            others = (choice for choice in wanted if choice.which != known.as_written.which)
-            unwritten = {it.which: replace(it, unusable=why) for it in others if (why := why_unwritten(it))}
-            if unwritten:
-                answers |= unwritten
+            known, before = settled(known, [it for it in wanted if it.which != known.as_written.which]), known
+            if known is not before:
+                found = known.by_compiler(answers, progress)
                 continue
             job = Measuring(traced, [(choice, None) for choice in wanted], device=device)
             try:
@@ -223,28 +228,47 @@ def fit_by_compiler(
                 sentence = f"{device.name}'s compiler says nothing: {found.as_written.unusable}"
                 yield replace(known, not_tried=(*known.not_tried, sentence))
                 return
-        left = [choice.what for choice in _hopeful(found, answers)]
+            if len(answers) == 1:
+                yield replace(found, largest_batch=None, progress=replace(progress, current="the largest batch"))
+                known = replace(known, largest_batch=with_batch(found).largest_batch)
+        left = [choice.what for choice in _hopeful(known, answers)]
         sentences = [f"Not compiled, since {_COMPILED} were: {', '.join(left)}."] if left else []
         found = known.by_compiler(answers, Progress(len(answers), len(answers)), all_asked=True)
         yield replace(found, not_tried=(*known.not_tried, *sentences))
 
 
-def _next(fit: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> Sequence[FitChoice]:
+def _next(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> Sequence[FitChoice]:
     """What to compile next, as much as there are cores for at once."""
     if not answers:
-        return [fit.as_written]
-    left, choices = _COMPILED - len(answers), _hopeful(fit, answers)
-    if left <= _SURE and not any(choice.fits for choice in answers.values()):
+        return [known.as_written]
+    left, choices, fits = _COMPILED - len(answers), _hopeful(known, answers), any(it.fits for it in answers.values())
+    if left <= _SURE and not fits:
         choices = sorted(choices, key=lambda choice: (not choice.fits, choice.needed_high))
+    if not choices and not fits and len(answers) < _NEAREST:
+        others = [it for it in known.tried if it.needed_bytes and not it.unusable and it.which not in answers]
+        nearest = min(others, key=lambda choice: (choice.needed_bytes, choice.cost), default=None)
+        least = min(choice.needed_bytes or 0 for choice in answers.values() if not choice.unusable)
+        choices = [nearest] if nearest is not None and _as_far(known, answers, nearest) < least else []
     return choices[: min(AT_ONCE, left)]
 
 
-def _hopeful(fit: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[FitChoice]:
+def _hopeful(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[FitChoice]:
     """What XLA was not asked about, costs less than what fits by its word, and may fit; the cheapest first."""
     enough = min((choice.cost for choice in answers.values() if choice.fits), default=(math.inf, math.inf))
-    choices = (choice for choice in fit.tried if choice.which not in answers and not choice.unusable)
-    may_fit = (it for it in choices if it.needed_low is not None and _HOPE * it.needed_low <= fit.capacity_bytes)
-    return sorted((it for it in may_fit if it.cost < enough), key=lambda it: (it.cost, it.needed_bytes))
+    choices = (choice for choice in known.tried if choice.which not in answers and not choice.unusable)
+    known_choices = ((choice, choice.needed_low) for choice in choices if choice.cost < enough)
+    may_fit = (
+        choice
+        for choice, low in known_choices
+        if low is not None and min(_HOPE * low, _as_far(known, answers, choice)) <= known.capacity_bytes
+    )
+    return sorted(may_fit, key=lambda it: (it.cost, it.needed_bytes))
+
+
+def _as_far(known: Fit, answers: Mapping[tuple[str, str], FitChoice], choice: FitChoice) -> float:
+    """What a choice needs if its estimate is as much too high as that of the program as written."""
+    written, estimate = answers[known.as_written.which].needed_bytes or 0, known.needed_bytes or 1
+    return (choice.needed_bytes or 0) * min(1.0, written / estimate)
 
 
 def _answer(choice: FitChoice, measured: Measurement, fit: Fit, device: Device) -> FitChoice:

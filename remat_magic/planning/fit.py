@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
@@ -18,7 +18,7 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.places import Search
+from remat_magic.planning.places import Search, by_hand
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
 from remat_magic.records.fit import ordered
@@ -29,9 +29,9 @@ LIKE = "H100 SXM"
 _MOST, _LEAST, _WORK = 40, 12, 14_000  # choices that are tried, and operations that are traced for all of them
 _LOWER = 0.99  # of a peak: what is above that is hardly lower
 _EDITS = 4  # that are written to find one that can be
-_FIRST = 5  # choices that are told of before another batch is traced
 _TRACED = 5  # batches that are traced
 _PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
+_FAR = 64  # times of the batch, and what is larger says nothing
 _CANDIDATES = 2  # sizes that may be the batch
 _ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
@@ -76,56 +76,72 @@ Write = Callable[[Facts, FitChoice], Edit | str]
 """Gives the edit of a choice, or a sentence on why none writes it; empty where that cannot be known."""
 
 
-def fitting(facts: Facts, target: Target, write: Write) -> Generator[Fit, None, None]:
-    """``Trace.fitting``, by estimates: the program as written, then what is known before each choice, then all.
+class Fitting:
+    """What ``Trace.fitting`` finds out by estimates, and what it makes of the word of a compiler.
 
-    At last the best choice is written as an edit. What cannot be is none, and the nearest that can is in its place.
+    Args:
+        facts: of the traced function.
+        target: what is to be fitted.
+        write: gives the edit of a choice.
     """
-    written = facts.under()
-    report = written.report(target.memory)
-    search = Search(facts, target.memory, target.device, target.capacity)
-    view = _View(facts, target, report)
-    blank = Fit(
-        facts.engine.primal.name,
-        "" if target.device is None else target.device.name,
-        target.capacity,
-        view.as_written,
-        report=report,
-    )
-    if report.backward_error:
-        yield replace(blank, not_tried=(report.backward_error,), progress=Progress(1, 1))
-        return
-    blank = replace(blank, timeline=written.timeline(target.memory))
-    batch, asked = None, False
-    operations = sum(1 for _ in walk(facts.engine.primal.closed, once=True))
-    fit = blank
-    for progress in search.run(max(_LEAST, min(_MOST, _WORK // max(operations, 1)))):
-        if not asked and (progress.done >= _FIRST or progress.finished):
-            asked, batch = True, largest_batch(facts, target, report)
-        tried = view.ordered(search.reports.values(), search.failed)
-        fit = replace(blank, tried=tried, not_tried=search.not_tried, progress=progress, largest_batch=batch)
-        if not progress.finished:
-            yield fit
-    for done in range(fit.progress.done, fit.progress.done + _EDITS):
-        top = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
-        if top is None or top == view.as_written or (top.key, top.at) in view.written:
-            break
-        yield replace(fit, progress=Progress(done, done + 1, f"the edit: {top.what}"))
-        nearest = view.write(top, write(facts, top))
-        if nearest is not None:
-            search.add(nearest, only_new=True)
-        fit = replace(
-            fit, tried=view.ordered(search.reports.values(), search.failed), progress=Progress(done + 1, done + 1)
+
+    def __init__(self, facts: Facts, target: Target, write: Write) -> None:
+        self._facts, self._target, self._write = facts, target, write
+        self._search = Search(facts, target.memory, target.device, target.capacity)
+        self._view = _View(facts, target, facts.under().report(target.memory))
+
+    def stages(self) -> Iterator[Fit]:
+        """The program as written, then what is known before each choice, then all.
+
+        At last what would be offered first is written as an edit, and so are plans. What cannot be is no answer, and
+        the nearest that can stands in its place.
+        """
+        facts, target, view = self._facts, self._target, self._view
+        device = "" if target.device is None else target.device.name
+        fit = Fit(facts.engine.primal.name, device, target.capacity, view.as_written, report=view.report)
+        if why := view.report.backward_error:
+            yield replace(fit, not_tried=(why,), progress=Progress(1, 1))
+            return
+        written = facts.under().timeline(target.memory)
+        fit = replace(fit, tried=(view.as_written,), timeline=written, progress=Progress(0, 1, "what could change"))
+        yield fit
+        operations = sum(1 for _ in walk(facts.engine.primal.closed, once=True))
+        for progress in self._search.run(max(_LEAST, min(_MOST, _WORK // max(operations, 1)))):
+            fit = replace(self._anew(fit, donating=progress.finished), progress=progress)
+            if not progress.finished:
+                yield fit
+        done = fit.progress.done
+        for _ in range(_EDITS):
+            top = view.unsettled(fit)
+            if top is None:
+                break
+            yield replace(fit, progress=Progress(done, done + 1, f"the edit of {top.what}"))
+            fit = self.settled(fit, [top])
+        yield replace(fit, progress=Progress(done, done + 1, "the largest batch"))
+        yield replace(self.with_batch(fit), not_tried=self._search.not_tried, progress=Progress(done, done))
+
+    def settled(self, fit: Fit, choices: Iterable[FitChoice]) -> Fit:
+        """The same, unless an edit writes all of some choices; else with the nearest that one writes in their place."""
+        anew = False
+        for choice in choices:
+            if choice.which in self._view.written:
+                continue
+            nearest = self._view.write(choice, self._write(self._facts, choice))
+            if nearest is not None:
+                self._search.add(nearest, only_new=True)
+            anew |= bool(self._view.written[choice.which])
+        return self._anew(fit, donating=True) if anew else fit
+
+    def with_batch(self, fit: Fit) -> Fit:
+        """The same with the largest batch that fits, which is as XLA says where it was asked."""
+        needed = fit.needed_bytes if fit.compiled else None
+        batch = largest_batch(self._facts, self._target, self._view.report, needed)
+        return replace(fit, largest_batch=batch)
+
+    def _anew(self, fit: Fit, *, donating: bool) -> Fit:
+        return replace(
+            fit, tried=self._view.ordered(self._search.reports.values(), self._search.failed, donating=donating)
         )
-    yield fit
-
-
-def why_unwritten(edit: Edit | str) -> str:
-    """A sentence on why no edit writes a choice; empty where one does, and where that cannot be known."""
-    if isinstance(edit, str) or edit.verified:
-        return edit if isinstance(edit, str) else ""
-    why = next(iter((*edit.unnamed, *edit.differences)), "no edit of the source does just that")
-    return f"No edit writes it: {why}"
 
 
 def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | devices.Device | None = None) -> FitChoice:
@@ -138,12 +154,18 @@ def fit_choice(facts: Facts, chosen: Variant, device_or_bytes: str | float | dev
 
 
 class _View:
-    """Reports as choices, held against the program as it is written."""
+    """Reports as choices, held against the program as it is written.
+
+    Attributes:
+        report: of the program as it is written.
+        as_written: that as a choice.
+        written: why no edit writes a choice, empty where one does, by ``which`` it is.
+    """
 
     def __init__(self, facts: Facts, target: Target, written: Report) -> None:
-        self._facts, self._target, self._written = facts, target, written
+        self._facts, self._target, self.report = facts, target, written
         self._undonatable = ""
-        self.written = dict[tuple[str, str], str]()  # by policy and place, why no edit writes it: empty where one does
+        self.written = dict[tuple[str, str], str]()
         self._times: Times | None = None
         if target.device is not None and not written.backward_error:
             self._times = times(written, target.device)
@@ -155,8 +177,10 @@ class _View:
     def choice(self, report: Report) -> FitChoice:
         """A report as a choice."""
         plan = self._facts.engine.plans.get(report.policy)
-        known = not report.backward_error and self._written.peak_bytes is not None
-        unusable = report.backward_error
+        known = not report.backward_error and self.report.peak_bytes is not None
+        unusable = report.backward_error or by_hand(
+            self._facts, report.policy, report.at, report.code if plan else None
+        )
         if offloading(report, self._target.device) == "kept":
             unusable = unusable or _KEPT
         seconds = self._seconds(report) if known else None
@@ -172,7 +196,7 @@ class _View:
             extra_time=seconds / self._times.total
             if self._times and seconds is not None and self._times.total
             else None,
-            extra_flops=(report.recomputed_flops - self._written.recomputed_flops) / self._flops
+            extra_flops=(report.recomputed_flops - self.report.recomputed_flops) / self._flops
             if known and self._flops
             else None,
             saved_bytes=report.saved_bytes,
@@ -184,35 +208,46 @@ class _View:
 
     def write(self, choice: FitChoice, edit: Edit | str) -> Report | None:
         """Take note of how a choice is written; the report of the nearest that can be, where it cannot."""
-        key = choice.key, choice.at
-        self.written[key] = why_unwritten(edit)
+        why = edit if isinstance(edit, str) else ""
+        if not isinstance(edit, str) and not edit.verified:
+            whys = (*edit.unnamed, *edit.differences, "no edit of the source does just that")
+            why = f"No edit writes it: {whys[0]}"
+        self.written[choice.which] = why
         if isinstance(edit, str) or edit.verified:
             if choice.donate:  # what cannot be written then cannot be of any that donates
-                self._undonatable = self.written[key]
+                self._undonatable = why
             return None
         best = edit.best
         if best is edit or not best.verified:
             return None
         plan = best.plan and best.plan.apart_from(self._facts.engine.plans)
         variant = self._facts.under(plan or best.policy, best.at)
-        self.written[variant.selection.policy, best.at] = ""
-        if choice.donate:
-            self.written[replace(choice, policy=variant.selection.policy).key, best.at] = ""
+        own = variant.selection
+        self.written[own.policy, best.at] = self.written[replace(choice, policy=own.policy).key, best.at] = ""
         return variant.figures(self._target.memory, timed=self._target.device is not None)
+
+    def unsettled(self, fit: Fit) -> FitChoice | None:
+        """What would be offered and was not written yet: the first, and plans, which often cannot be."""
+        first = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
+        offered = [choice for choice in fit.choices if choice.plan is not None and choice.fits is not False]
+        choices = (choice for choice in (first, *offered) if choice is not None and choice != self.as_written)
+        return next((choice for choice in choices if choice.which not in self.written), None)
 
     def _seconds(self, report: Report) -> float | None:
         if self._times is None or self._target.device is None:
             return None
-        if report.policy == self._written.policy and report.at == self._written.at:
+        if report.policy == self.report.policy and report.at == self.report.at:
             return 0.0
-        extra, before = (added(it, self._target.device) for it in (report, self._written))
+        extra, before = (added(it, self._target.device) for it in (report, self.report))
         return None if extra is None or before is None else extra - before
 
-    def ordered(self, groups: Iterable[Sequence[Report]], failed: Iterable[ComparisonRow]) -> tuple[FitChoice, ...]:
-        """Each program once, and what failed; in order."""
+    def ordered(
+        self, groups: Iterable[Sequence[Report]], failed: Iterable[ComparisonRow], *, donating: bool
+    ) -> tuple[FitChoice, ...]:
+        """Each program once, and what failed; in order. What is ``donating`` besides takes another look at each."""
         choices = [self.as_written]
         for reports in groups:
-            if any(report.policy == self._written.policy and report.at == self._written.at for report in reports):
+            if any(report.policy == self.report.policy and report.at == self.report.at for report in reports):
                 continue  # what does the same as the program as written
             first = min(reports, key=lambda report: report.policy != "none")
             choices.append(self.choice(first))
@@ -220,9 +255,10 @@ class _View:
             FitChoice(what_of(self._facts, row), row.policy, row.at, None, None, None, None, unusable=row.error)
             for row in failed
         )
-        choices = [replace(it, unusable=it.unusable or self.written.get((it.policy, it.at), "")) for it in choices]
-        donating = (replace(it, unusable=self._undonatable) for it in self._donating(choices))
-        return ordered([*choices, *donating])
+        choices = [replace(it, unusable=it.unusable or self.written.get(it.which, "")) for it in choices]
+        more = self._donating(choices) if donating else ()
+        more = (replace(it, unusable=self._undonatable or self.written.get(it.which, "")) for it in more)
+        return ordered([*choices, *more])
 
     def _donating(self, choices: Sequence[FitChoice]) -> Iterator[FitChoice]:
         """What is needed with donation: as written, and where that is not enough, under the cheapest first."""
@@ -314,28 +350,42 @@ def with_imports(code: str) -> str:
 # ------------------------------------------------------------------------------------------------------ the batch
 
 
-def largest_batch(facts: Facts, target: Target, written: Report) -> int | None:
+def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | None = None) -> int | None:
     """The largest batch with which the program as written fits, by lines through what it needs at two; None if unknown.
 
-    It is a batch that was traced and fits. The function is traced anew for each, which whoever counts its calls sees.
+    It is a batch that was traced. The function is traced anew for each, which whoever counts its calls sees. A batch
+    that is far from what it is says nothing: then there is none.
+
+    Args:
+        facts: of the traced function.
+        target: what is to be fitted.
+        written: the report of the program as written.
+        by_xla: what XLA says that it needs, which an estimate is as far from at other batches.
     """
     for batch, leaves in _batches(facts):
-        needed = {batch: written.peak_high or 0}
-        size = _doubled(facts, target.capacity, batch, leaves, needed[batch])
+        arrays = facts.engine.given.signature.arrays
+        fixed = sum(_jax.nbytes(leaf.value) for leaf in arrays if leaf.name not in leaves)
+        needed = facts.memo.setdefault((__name__, target.memory, batch, *leaves), {batch: written.peak_bytes or 0})
+        capacity = target.capacity
+        if by_xla is not None:
+            fixed = 0 if fixed >= min(by_xla, needed[batch]) else fixed
+            capacity = fixed + round((capacity - fixed) * (needed[batch] - fixed) / (by_xla - fixed))
+        if capacity - fixed > _FAR * (needed[batch] - fixed):
+            return None
         for _ in range(_TRACED):
+            size = _between(needed, capacity) if len(needed) > 1 else _doubled(capacity, batch, needed[batch], fixed)
             if size in needed:
                 break
             for part in _PARTS_OF_BATCH:  # a batch may be cut into equal parts, or lie on several devices
                 size -= size % part
-                high = _needed(facts, target, dict.fromkeys(leaves, size)) if size and size not in needed else None
-                if high is not None:
-                    needed[size] = high
+                found = _needed(facts, target, dict.fromkeys(leaves, size)) if size and size not in needed else None
+                if found is not None:
+                    needed[size] = found
                     break
             else:
                 break
-            size = _between(needed, target.capacity)
         if len(needed) > 1:
-            return max((size for size, high in needed.items() if high <= target.capacity), default=None)
+            return max((size for size, bytes_ in needed.items() if bytes_ <= capacity), default=None)
     return None
 
 
@@ -366,12 +416,10 @@ def _batches(facts: Facts) -> Iterator[tuple[int, list[str]]]:
             yield size, [leaf.name for leaf in alike if leaf.argument != alike[-1].argument]
 
 
-def _doubled(facts: Facts, capacity: int, batch: int, leaves: Sequence[str], high: int) -> int:
+def _doubled(capacity: int, batch: int, needed: int, fixed: int) -> int:
     """A batch near the one that fits: most programs take halves and doubles of their batch."""
-    given = facts.engine.given.signature.arrays
-    fixed = sum(_jax.nbytes(leaf.value) for leaf in given if leaf.name not in leaves)
-    guess = batch * max(capacity - fixed, 1) / max(high - fixed, 1)
-    power = math.floor(math.log2(guess / batch)) or (1 if high <= capacity else -1)
+    guess = batch * max(capacity - fixed, 1) / max(needed - fixed, 1)
+    power = math.floor(math.log2(guess / batch)) or (1 if needed <= capacity else -1)
     while power < 0 and batch % 2**-power:
         power += 1
     return batch * 2**power if power > 0 else batch // 2**-power if power else max(1, min(int(guess), batch - 1))
@@ -379,7 +427,7 @@ def _doubled(facts: Facts, capacity: int, batch: int, leaves: Sequence[str], hig
 
 def _between(needed: Mapping[int, int], capacity: int) -> int:
     """The next batch to trace: where the line through the two nearest to the capacity meets it."""
-    fitting = [size for size, high in needed.items() if high <= capacity]
+    fitting = [size for size, bytes_ in needed.items() if bytes_ <= capacity]
     others = [size for size in needed if size not in fitting]
     low, high = max(fitting, default=0), min(others, default=0)
     one, other = (low, high) if fitting and others else sorted(fitting)[-2:] if fitting else sorted(others)[:2]
@@ -391,10 +439,10 @@ def _between(needed: Mapping[int, int], capacity: int) -> int:
 
 
 def _needed(facts: Facts, target: Target, leading: Mapping[str, int]) -> int | None:
-    """What the program needs at most with arguments of other sizes; None where it takes none such."""
+    """What the program needs with arguments of other sizes; None where it takes none such."""
     engine = facts.engine
     try:
         other = Facts(engine.retraced(engine.given.fun, leading))
-        return other.under().figures(target.memory).peak_high
+        return other.under().figures(target.memory).peak_bytes
     except Exception:  # noqa: BLE001 - whatever the user's function raises when it is given another batch
         return None

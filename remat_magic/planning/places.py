@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.primal import Contents
+from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
@@ -201,7 +203,8 @@ class Search:
             yield from _at(key)
         for key in [key for key in places if key not in outside][:_INSIDE]:
             yield from _at(key)
-        groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
+        # No edit writes them, which are to be fitted.
+        groups = (choice for key in free[: self._capacity is None] for choice in _groups(key, inside[key].calls))
         for group in engine.primal.possible.groups:
             yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
         others = (choice for key in free[2:] for choice in _at(key))
@@ -257,9 +260,8 @@ class Search:
             calls = frozenset(inside[key].operations), inside[key].runs
             other = same.setdefault(calls, key)
             if other != key:
-                dropped = other if "<lambda>" in other else key
-                same[calls] = key if dropped == other else other
-                self._leave_out("calls of another function are the same", dropped)
+                same[calls], dropped = (key, other) if "<lambda>" in other else (other, key)
+                self._leave_out(f"a checkpoint on {same[calls]} does the same", dropped)
         return sorted(same.values(), key=lambda key: (-inside[key].gain, -inside[key].nbytes))
 
     def _moved(self, sites: list[str], free: list[str], inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
@@ -312,8 +314,6 @@ class Search:
         cost, held = self._objective().of, operator.attrgetter(figure)
         costs = dict[str, float]()
         for at in dict.fromkeys(report.at for report in self.tried):
-            if parts_in([at]):  # no edit names what is in a part
-                continue
             known = sorted([*self._known(at), written], key=held)
             below = [report for report in known if held(report) <= capacity]
             if below and below != [written]:
@@ -451,6 +451,24 @@ class Search:
         # What changes nothing goes by the name of no checkpoint.
         first, *others = sorted(reports, key=lambda report: report.policy != "none")
         return replace(row_of(first, self._device), label=label_of(first), same_as=tuple(map(label_of, others)))
+
+
+def by_hand(facts: Facts, policy: str, at: str, code: str | None = None) -> str:
+    """What to write by hand at places where no edit writes a checkpoint: some calls of a function, or several at once.
+
+    Empty where the place is another one. The ``code`` of a policy need not be given.
+    """
+    for place, key in (policy_of_each(at) if policy == MIXED else {at: policy}).items():
+        if whole_function(place) != place and facts.engine.place(place) is not None:
+            code = facts.under(key, place).selection.code if code is None or place != at else code
+            what = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
+            return f"No edit writes a checkpoint at some of the calls, or around several, as {place!r} is: {what}"
+    return ""
+
+
+def whole_function(at: str) -> str:
+    """The place that is all calls of the function of which a place is some, or some at once."""
+    return re.sub(r"(\[[-\d:]*\])?(/\d+)?$", "", at)
 
 
 def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bool:

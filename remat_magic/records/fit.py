@@ -13,6 +13,8 @@ from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
 from remat_magic.records.timeline import Timeline
 
+_HARDLY = 0.01  # of a peak, and of the step's time: what differs by less is the same to a reader
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FitChoice(Displayed):
@@ -30,9 +32,9 @@ class FitChoice(Displayed):
     where no device is known. ``extra_time`` is that as a share of the step's time, ``extra_flops`` the FLOPs that it
     adds as a share of the step's FLOPs as written.
 
-    ``code`` is what to write, empty where nothing is to be written. ``beaten_by`` is the ``what`` of another that needs
-    no more and takes less time, ``unusable`` one sentence on why it can be no answer (its edit cannot be written, JAX
-    cannot trace it); both are empty on the front.
+    ``code`` is what to write, empty where nothing is to be written. ``beaten_by`` begins with the ``what`` of another
+    that needs no more and takes less time, or hardly differs in both and is simpler; ``unusable`` is one sentence on
+    why it can be no answer (its edit cannot be written, JAX cannot trace it); both are empty on the front.
     """
 
     what: str
@@ -173,16 +175,15 @@ class Fit(Displayed):
         if all_asked:
             choices = [replace(choice, fits=choice.fits and (choice.compiled or None)) for choice in choices]
         written = answers.get(self.as_written.which, self.as_written)
-        # The largest batch is by estimate, and says nothing where XLA says otherwise of this one.
-        batch = self.largest_batch if (written.fits is True) == (self.fits is True) else None
-        return replace(self, as_written=written, tried=ordered(choices), progress=progress, largest_batch=batch)
+        return replace(self, as_written=written, tried=ordered(choices), progress=progress)
 
 
 def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
-    """Choices in their order, each with the one that beats it.
+    """Choices in their order, each with what makes it needless.
 
     Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
     what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
+    Of several that hardly differ in both the simplest beats the others: what a policy of JAX's does needs no plan.
     Donation asks something of the caller: what fits without it comes before it, and is not beaten by it.
     """
 
@@ -194,20 +195,42 @@ def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
 
     in_order = sorted((replace(choice, beaten_by="") for choice in choices), key=key)
     usable = [choice for choice in in_order if not choice.unusable and choice.needed_bytes is not None]
-    beaten = [
-        "" if choice.unusable else next((other.what for other in usable if _beats(other, choice)), "")
-        for choice in in_order
-    ]
-    return tuple(replace(choice, beaten_by=by) if by else choice for choice, by in zip(in_order, beaten, strict=True))
+    apart, beaten = list[FitChoice](), dict[tuple[str, str], str]()
+    for choice in sorted(usable, key=_effort):
+        alike = next((other for other in apart if _hardly_differ(choice, other)), None)
+        if alike is None:
+            apart.append(choice)
+        else:
+            beaten[choice.which] = f"{alike.what}, from which it hardly differs"
+    for choice in usable:
+        by = next((other.what for other in apart if _beats(other, choice)), "")
+        beaten.setdefault(choice.which, by)
+    return tuple(replace(choice, beaten_by=beaten.get(choice.which, "")) for choice in in_order)
 
 
 def _rank(choice: FitChoice) -> int:
     return {True: 0, None: 1, False: 2}[choice.fits]
 
 
+def _effort(choice: FitChoice) -> tuple[bool, int, int, float]:
+    """What a choice asks of whoever writes it: arguments that are lost, names, places; of equals the cheapest leads."""
+    return bool(choice.donate), len(choice.plan.names) if choice.plan else 0, choice.at.count("="), choice.cost[0]
+
+
+def _hardly_differ(one: FitChoice, other: FitChoice) -> bool:
+    """Whether the peaks and the times of two choices differ by less than a hundredth, by the same word."""
+    if (one.compiled, one.fits) != (other.compiled, other.fits):
+        return False
+    needed, its = one.needed_bytes or 0, other.needed_bytes or 0
+    extra, more = ((it.extra_flops if it.extra_time is None else it.extra_time) for it in (one, other))
+    same_time = extra is not None and more is not None and abs(extra - more) < _HARDLY
+    return same_time and abs(needed - its) < _HARDLY * max(needed, its)
+
+
 def _beats(one: FitChoice, other: FitChoice) -> bool:
-    """Whether one choice makes another needless."""
+    """Whether one choice makes another needless; by XLA's word alone not what may need less."""
     if one is other or other.needed_bytes is None or (one.donate and other.fits and not other.donate):
         return False
-    own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), other.needed_bytes, other.cost)
+    low = other.needed_low if one.compiled and not other.compiled else other.needed_bytes
+    own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), low or 0, other.cost)
     return own[0] <= its[0] and own[1] <= its[1] and own[2] <= its[2] and own != its

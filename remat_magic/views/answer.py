@@ -172,14 +172,14 @@ def fits(choice: FitChoice) -> str:
 
 
 def batch(fit: Fit) -> str:
-    """The batch that would fit, as a sentence; empty where none is known, and where XLA says that this one fits.
+    """The batch that would fit, as a sentence; empty where none is known.
 
-    It is by estimate, which XLA's word may contradict.
+    Another batch was not compiled: XLA's word for this one is carried over to it.
     """
-    if not fit.largest_batch or (fit.fits and fit.compiled):
+    if not fit.largest_batch:
         return ""
-    said = "By estimate it fits as written" if fit.compiled else "As it is written, it fits"
-    return f"{said} with a batch of {'up to ' * bool(fit.fits)}{fit.largest_batch:,}."
+    by = "by what XLA needs for this one" if fit.compiled else "by estimate"
+    return f"As it is written, it fits with a batch of {'up to ' * bool(fit.fits)}{fit.largest_batch:,}, {by}."
 
 
 def unfinished(fit: Fit) -> str:
