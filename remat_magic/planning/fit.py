@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
@@ -90,7 +90,7 @@ class Fitting:
         self._search = Search(facts, target.memory, target.device, target.capacity)
         self._view = _View(facts, target, facts.under().report(target.memory))
 
-    def stages(self) -> Iterator[Fit]:
+    def stages(self) -> Generator[Fit, None, None]:
         """The program as written, then what is known before each choice, then all.
 
         At last what would be offered first is written as an edit, and so are plans. What cannot be is no answer, and
