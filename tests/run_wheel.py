@@ -41,7 +41,7 @@ def check_files(dist: Path) -> None:
         sdist = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in archive.getnames()}
     with zipfile.ZipFile(wheel_file) as archive:
         wheel = set(archive.namelist())
-    package, tests = files_in("remat_magic"), files_in("tests", ".py")
+    package, tests = files_in("remat_magic"), files_in("tests", ".py") | files_in("docs")
     assert not (package | tests | set(BESIDES.split())) - sdist
     assert not package - wheel
     for needed in ("/static/", ".css", ".js", "remat_magic/py.typed", "/LICENSE"):

@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING say is true: the code runs, the tables list what there is, the files are there."""
+"""What README, docs and CONTRIBUTING say is true: code runs, tables list what there is, what is linked is there."""
 
 import os
 import re
@@ -13,7 +13,8 @@ from remat_magic.script import parser
 from tests.benchmarks import estimates, programs, unseen
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+README = PAGES["README.md"]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 RUN = """\
@@ -23,11 +24,12 @@ shell = InteractiveShell.instance()
 for cell in sys.stdin.read().split("\\0"):
     shell.run_cell(cell, store_history=True).raise_error()
 """
-PROSE = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+PROSE = {name: re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE) for name, page in PAGES.items()}
+ALL_PROSE = "\n".join(PROSE.values())
 
 
 def inline_code():
-    return re.findall(r"`([^`]+)`", PROSE)
+    return re.findall(r"`([^`]+)`", ALL_PROSE)
 
 
 def names_in_prose():
@@ -36,12 +38,20 @@ def names_in_prose():
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    """The code of all pages, the README's first."""
+    return re.findall(rf"^```{language}\n(.*?)^```", "\n".join(PAGES.values()), re.DOTALL | re.MULTILINE)
 
 
-def table_keys(heading):
-    section = README.split(f"\n### {heading}\n")[1].split("\n#")[0]
-    return [row.split("` |")[0].removeprefix("| `").replace("\\|", "|") for row in section.splitlines() if "| `" in row]
+def section(page, heading):
+    return PAGES[page].split(f"\n## {heading}\n")[1].split("\n#")[0]
+
+
+def table_keys(page, heading):
+    return [
+        row.split("` |")[0].removeprefix("| `").replace("\\|", "|")
+        for row in section(page, heading).splitlines()
+        if "| `" in row
+    ]
 
 
 def devices_table():
@@ -58,7 +68,10 @@ def devices_table():
 
 def test_the_table_of_devices_is_what_there_is():
     """Another figure, or another device, is to be written there as it stands here."""
-    assert README.split("<!-- devices: begin -->\n")[1].split("<!-- devices: end -->\n")[0] == devices_table()
+    assert (
+        PAGES["accelerators.md"].split("<!-- devices: begin -->\n")[1].split("<!-- devices: end -->\n")[0]
+        == devices_table()
+    )
 
 
 @pytest.mark.slow
@@ -90,8 +103,7 @@ def test_all_options_are_explained():
 
     parser = RematMagics.remat.parser
     real = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
-    section = README.split("\n### Options\n")[1].split("\n### ")[0]
-    explained = set(re.findall(r"(?<![\w-])--?[a-z]+", section))
+    explained = set(re.findall(r"(?<![\w-])--?[a-z]+", section("training-step.md", "Options")))
     assert real == explained
 
 
@@ -121,7 +133,7 @@ def test_names_in_the_prose_exist(name):
             break  # what it returns is no class to look further in
 
 
-@pytest.mark.parametrize("label", sorted(set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", PROSE))))
+@pytest.mark.parametrize("label", sorted(set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", ALL_PROSE))))
 def test_what_the_widget_says_is_quoted_to_the_letter(label):
     folders = [ROOT / "remat_magic" / folder for folder in ("views", "widget", "facts")]
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".js")]
@@ -129,16 +141,23 @@ def test_what_the_widget_says_is_quoted_to_the_letter(label):
     assert any(words.search(file.read_text(encoding="utf-8")) for file in files)
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PROSE))
-def test_what_is_linked_is_there(link):
+@pytest.mark.parametrize(
+    ("page", "link"), [(name, link) for name, prose in PROSE.items() for link in re.findall(r"\]\(([^)]+)\)", prose)]
+)
+def test_what_is_linked_is_there(page, link):
     path, _, heading = link.partition("#")
-    assert (ROOT / (path or "README.md")).is_file()
-    assert not heading or heading in {
-        title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
-    }
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    file = folder / (path or page)
+    titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8") if path.endswith(".md") else "", re.MULTILINE)
+    assert file.is_file()
+    assert not heading or heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("key", table_keys("Policies"))
+def test_each_page_is_linked_from_the_readme():
+    assert set(re.findall(r"\(docs/([\w-]+\.md)\)", README)) == PAGES.keys() - {"README.md"}
+
+
+@pytest.mark.parametrize("key", table_keys("places-and-policies.md", "Policies"))
 def test_all_policy_keys_can_be_used(key):
     import jax
 
@@ -183,5 +202,5 @@ def test_the_table_of_estimates_is_what_its_command_writes():
         "| A | of the rules | with a checkpoint | 3 | 10% | -10% | +50% | 67% | 2.0 | 4.0 |",
         "| A | others | without | 1 | 20% | -20% | -20% | 0% | 1.2 | 1.2 |",
     ]
-    written = README.split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
+    written = PAGES["estimates.md"].split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
     assert written.startswith(f"{head}\n{line}\n| ")

@@ -87,7 +87,7 @@ ATTRIBUTES = re.compile(
     r"|preserveaspectratio|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
-    r"((width|left|bottom|margin-left): ?[\d.]+%|background:#[0-9a-f]{6}"
+    r"((width|left|bottom|margin-left|--remat-at): ?[\d.]+%|background:#[0-9a-f]{6}"
     r"|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
     r"|white-space: ?pre|overflow: auto|(; ?))+"
 )

@@ -1,11 +1,11 @@
 """Hold estimated peaks and their ranges against what XLA needs, compiled for devices that need not be here.
 
 ``python -m tests.benchmarks.estimates ["TPU v5e" "H100 SXM" ...]`` prints a row for each choice of each program of
-``programs.py`` and ``unseen.py``, then a table, and the text of ``remat_magic/facts/measured_ranges.py``; ``--write
-README.md`` puts the table between the marks in a text, and writes that file. The ranges of a choice are those that the
-other programs alone would give. ``compiled.jsonl`` has what XLA needs of each choice. With the extras ``tpu`` and
-``cuda``, ``--seconds 60`` compiles choices of programs that it does not have, each for so long at most, and adds them:
-hundreds take hours.
+``programs.py`` and ``unseen.py``, then a table, and the text of ``remat_magic/facts/measured_ranges.py``. With
+``--write docs/estimates.md`` it puts the table between the marks in that text, and writes that file. The ranges of a
+choice are those that the other programs alone would give. ``compiled.jsonl`` has what XLA needs of each choice.
+With the extras ``tpu`` and ``cuda``, ``--seconds 60`` compiles choices of programs that it does not have, each for so
+long at most, and adds them: hundreds take hours.
 """
 
 from __future__ import annotations
