@@ -75,7 +75,7 @@ def trace(
 
     Args:
         fun: the function to differentiate, or a training step.
-        *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,
+        *args: arrays, ``jax.ShapeDtypeStruct``, pytrees of them, or static values (strings, callables, modules, None,
             bools and ints), which stay as they are.
         wrt: the arguments to differentiate, by number or name: one or a sequence. Default: every floating-point leaf,
             but for Python numbers inside objects of a class (configs, models), which are settings.

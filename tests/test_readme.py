@@ -154,7 +154,14 @@ def test_what_is_linked_is_there(page, link):
 
 
 def test_each_page_is_linked_from_the_readme():
-    assert set(re.findall(r"\(docs/([\w-]+\.md)\)", README)) == PAGES.keys() - {"README.md"}
+    assert set(re.findall(r"\(docs/([\w-]+\.md)\)", README)) == PAGES.keys() - {"README.md", "index.md"}
+
+
+def test_the_page_of_the_api_has_all_public_names():
+    import remat_magic as rm
+
+    told = set(re.findall(r"::(?: remat_magic\.| )(\w+)$", PAGES["api.md"], re.MULTILINE))
+    assert set(rm.__all__) - told <= set(vars(rm.records))
 
 
 @pytest.mark.parametrize("key", table_keys("places-and-policies.md", "Policies"))
