@@ -370,7 +370,7 @@ def test_a_step_that_cannot_be_traced_a_second_time_does_not_run():
         once(PARAMS, X)
         traced.append("ran")
     assert traced == [1, 1]
-    with pytest.raises(rm.RematError, match="^once, called in .* did not run, and cannot be traced: a table"):
+    with pytest.raises(rm.RematError, match="^once, called in .* did not run, and was not inspected: a table"):
         _ = caught.trace
 
 

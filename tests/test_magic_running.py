@@ -193,6 +193,60 @@ def test_a_failing_cell_fails_as_always(user):
     assert user.ns["RUNS"]
 
 
+@pytest.mark.parametrize("where", ["cell", "evaluation", "step", "last call"])
+def test_an_interrupt_ends_the_cell_and_the_next_runs_as_always(user, where):
+    user.ok("import signal, types", f"pressed = types.SimpleNamespace(where={where!r}, times=0)")
+    user.ok(
+        "def press(where):",
+        "    if pressed.where == where and pressed.times < 2:",
+        "        pressed.times += 1",
+        "        signal.raise_signal(signal.SIGINT)",
+        "def pressing(where):",
+        "    def loss(params, x): press(where); return loss_fn(params, x)",
+        "    return loss",
+        "measure = jax.jit(pressing('evaluation'))",
+        "step = jax.jit(jax.grad(pressing('step')))",
+    )
+    cell = "press('cell')\nmeasure(params, x)\n"
+    cell += "pressing('last call')(params, x)" if where == "last call" else "for _ in range(3): step(params, x)"
+    result = user.run("%%remat", cell)
+    assert user.ns["pressed"].times == 1
+    inspecting = where in ("step", "last call")
+    assert type(result.error_in_exec).__name__ == ("UsageError" if inspecting else "KeyboardInterrupt")
+    assert ("tracing was interrupted" in str(result.error_in_exec)) == inspecting
+    user.ns["pressed"].where = ""
+    assert user.ok("%%remat", cell).report.function == "loss"
+    user.ok(cell)
+
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.mark.parametrize(
+    "cell", [LOOP + "    LOG.append(evaluate(params, x) + 1)", "fitted = main()", "evaluate(params, x)"]
+)
+def test_nothing_is_compiled_anew(cells, cell):
+    import jax
+
+    compiled = []
+
+    def listen(event, _seconds, **_kwargs):
+        compiled.append(event) if event == COMPILED else None
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        cells.ok(SETUP)
+        cells.ok(cell)
+        assert compiled
+        del compiled[:]
+        for _ in range(2):
+            cells.ok("%%remat", cell)
+            cells.ok(cell)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+
+
 def test_where_jax_lacks_what_it_takes_only_a_last_call_is_understood(user, monkeypatch):
     monkeypatch.setattr(watch, "_asked_for", [None, *watch._asked_for[1:]])
     assert user.ok("%%remat", "params, loss = train_step(params, x)").report.function == "loss_fn"

@@ -129,7 +129,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
                 "code that makes it: there it is caught when it is lowered."
             )
         raise RematError(
-            f"{met}, did not run, and cannot be traced: {one_line(text_of(self._refused)).removesuffix('.')}."
+            f"{met}, did not run, and was not inspected: {one_line(text_of(self._refused)).removesuffix('.')}."
         ) from self._refused
 
     def stop(self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> NoReturn:
@@ -163,6 +163,8 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
                 self.result = self._take(candidate)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next is tried, or the user is told
                 self._refused = self._refused or error
+                if isinstance(error.__context__, KeyboardInterrupt):  # who has waited long enough for this one
+                    break
             else:
                 self.call = candidate
                 break
