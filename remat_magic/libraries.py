@@ -25,6 +25,14 @@ def _probe(x: Any) -> Any:
     return x
 
 
+def attribute(thing: Any, name: str) -> Any:
+    """An attribute of an object of any kind; None where it has none, whatever the object's own code raises then."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001 - a table that says so in an error of its own
+        return None
+
+
 def layers(fun: Any) -> Iterator[Any]:
     """A function and what it wraps, outermost first, as far as wrappers tell."""
     seen: set[int] = set()

@@ -1086,3 +1086,24 @@ def test_an_edit_asks_for_one_report_and_looks_at_no_object_of_the_session(modul
     edit = trace.edit(plan)
     assert edit.verified
     assert asked == ["report"]
+
+
+def test_an_object_that_raises_errors_of_its_own_is_asked_nothing(module):
+    """As a table does, of which every attribute is a model."""
+    text = """
+    class Table:
+        def __getattr__(self, name):
+            raise ValueError(f"there is no model {name}")
+        def __call__(self, x):
+            return x
+
+    table = Table()
+
+    def block(w, x):
+        return jnp.sin(table(x) @ w)
+
+    def loss(w, x):
+        return jnp.sum(block(w, x) ** 2)
+    """
+    trace = rm.trace(module(text).loss, *SQUARE)
+    assert trace.edit("nothing_saveable").verified

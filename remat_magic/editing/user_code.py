@@ -21,7 +21,7 @@ from remat_magic.engine.engine import Engine
 from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
-from remat_magic.libraries import layers
+from remat_magic.libraries import attribute, layers
 from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
@@ -176,7 +176,7 @@ def _reachable(then: Namespace, *roots: Any) -> Iterator[Any]:
             case list() | tuple() | dict() | set() if len(value) > 1000:  # data
                 pass
             case _:
-                todo += [getattr(value, "__wrapped__", None), *gc.get_referents(value)]
+                todo += [attribute(value, "__wrapped__"), *gc.get_referents(value)]
 
 
 def _names_of(code: CodeType) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from remat_magic.libraries import layers
+from remat_magic.libraries import attribute, layers
 from remat_magic.user_files import STAND_IN, is_user_file
 
 one_at_a_time = threading.RLock()
@@ -105,7 +105,7 @@ def functions_in(values: Iterable[Any], namespace: Mapping[str, Any]) -> Iterato
         elif isinstance(value, property):
             todo += [value.fget, value.fset]
         elif not isinstance(value, type) and callable(value):
-            todo += [getattr(value, name, None) for name in ("__func__", "__wrapped__", "func")]
+            todo += [attribute(value, name) for name in ("__func__", "__wrapped__", "func")]
         if isinstance(value, FunctionType) and value.__globals__ is namespace:
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # not yet bound
