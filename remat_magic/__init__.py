@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
-    from remat_magic.records.plan import load_plan
     from remat_magic.widget.widget import show
 
 __version__ = "0.2.0"
@@ -39,7 +38,6 @@ __all__ = [
     "check_gradients",
     "devices",
     "explain",
-    "load_plan",
     "mesh",
     "policies",
     "show",
@@ -53,7 +51,6 @@ _LAZY = {
     "assert_fits": "remat_magic.api",
     "catch": "remat_magic.api",
     "catching": "remat_magic.api",
-    "load_plan": "remat_magic.records.plan",
     "check_gradients": "remat_magic.api",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",

@@ -462,9 +462,8 @@ class Trace:
 
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
         row.at)``, with the peak of ``trace.timeline(row.policy, row.at, device=device)``.
-        ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places plans are tried
-        too, and those that nothing beats are rows; their keys stand for them from then on. ``plan``
-        goes by what was found here, with the same device: peaks differ between devices, as do the best places.
+        ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. ``plan`` goes by what was found
+        here, with the same device: peaks differ between devices, as do the best places.
 
         Args:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
@@ -590,8 +589,7 @@ class Trace:
                 of the peak it is the better of ``default_at`` and the place where ``places`` adds least within it, and
                 nothing whose figures are known by then, as it was tried or asked for before, costs less; for one of
                 saved bytes it is ``default_at``, unless no plan fits there, or its peak is hardly lower than
-                without a checkpoint and elsewhere it is, or ``places`` was asked for and knows one that recomputes
-                clearly less. ``Plan.status`` tells of another place.
+                without a checkpoint and elsewhere it is. ``Plan.status`` tells of another place.
             saved: a budget of saved bytes, as ``budget``. Default: none.
             peak: a budget of the estimated peak (``Report.peak_bytes``, or as on ``device`` if that is named), as
                 ``budget``; plans of several saved bytes are tried for it. Default: none.

@@ -208,12 +208,12 @@ OPERATIONS = {
     "trace": lambda _: rm.trace(loss, *SHAPES),
     "report": lambda trace: [trace.report(*key) for key in QUESTIONS],
     "compare": lambda trace: [*trace.compare(["none", "dots_saveable"], "sites")],
-    "plan": lambda trace: trace.plan(0.8, "sites").to_dict(),
+    "plan": lambda trace: trace.plan(0.8, "sites"),
     "advice": lambda trace: trace.advice("save_only_these_names('h')", "sites"),
     "timeline": lambda trace: trace.timeline("dots_saveable", "function"),
     "function": lambda trace: trace.function("dots_saveable", "sites")(*arrays()),
     "measure": lambda trace: trace.measure("dots_saveable", "function", inputs="random", runs=1).error,
-    "peak": lambda trace: trace.plan(peak=0.9, at="sites").to_dict(),
+    "peak": lambda trace: trace.plan(peak=0.9, at="sites"),
 }
 
 
@@ -447,10 +447,10 @@ def test_memory_runs_out_while_compiling(error, monkeypatch):
 
 
 def test_the_disk_is_full(tmp_path, monkeypatch):
-    """One sentence of the system's, and no half file: neither the plan, nor what was to become it."""
-    plan = rm.trace(loss, *SHAPES).plan(0.8, "sites")
-    path = tmp_path / "plan.json"
-    plan.save(path)
+    """One sentence of the system's, and no half file: neither the page, nor what was to become it."""
+    report = rm.trace(loss, *SHAPES).report()
+    path = tmp_path / "report.html"
+    report.save_html(path)
     before = path.read_bytes()
 
     def full(*_):
@@ -459,9 +459,9 @@ def test_the_disk_is_full(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(RematError, match="No space left"):
-            plan.save(path)
+            report.save_html(path)
     assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("Recursively calling <weakref>")])

@@ -7,7 +7,6 @@ The usual run tries a dozen programs, always the same ones. ``--programs 5000`` 
 from __future__ import annotations
 
 import functools
-import json
 import os
 
 import jax
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
-from remat_magic.records import Plan
 from tests import generated
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.report_checks import check_report, types_of_jax, types_of_ours
@@ -265,7 +263,6 @@ def test_a_plan_does_what_it_predicts(remat3, program, fraction, place):
     assert (report.saved_bytes, report.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     if plan.predicted_bytes is not None and "otherwise than was reckoned" not in plan.status:
         assert (plan.predicted_bytes, plan.predicted_flops) == (plan.saved_bytes, plan.recomputed_flops)
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     # JAX saves just that when the plan is applied to the function itself.
     args, kwargs = program.shapes()
     applied = output_of(program, functools.partial(trace.function(plan), **program.statics()))

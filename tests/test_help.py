@@ -22,7 +22,7 @@ def public():
 
 def test_everything_that_is_asked_for_is_there():
     ids = {parameter.id for parameter in public()}
-    assert {"trace", "load_plan", "Trace.plan", "Trace.report", "Comparison.best", "Report.save_html"} <= ids
+    assert {"trace", "Trace.plan", "Trace.report", "Comparison.best", "Report.save_html"} <= ids
 
 
 @pytest.mark.parametrize("function", list(public()))

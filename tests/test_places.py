@@ -37,41 +37,11 @@ def test_rows_are_the_reports(remat2):
         report = trace.report(row.policy, row.at, device=DEVICE)
         for name in ("at", "code", "saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
             assert getattr(row, name) == getattr(report, name), name
-        if row.policy in found.plans:
-            assert row.label.startswith("plan within ")
-            assert row.label.endswith(f" at {row.at}")
-        else:
-            assert row.label == (row.at if row.policy == "mixed" else f"{row.policy} at {row.at}")
+        assert row.label == (row.at if row.policy == "mixed" else f"{row.policy} at {row.at}")
         for other in row.same_as:
             same = trace.report(*(other.split(" at ") if " at " in other else ("mixed", other)), device=DEVICE)
             assert (same.saved_bytes, same.peak_bytes) == (row.saved_bytes, row.peak_bytes)
             assert same.recomputed_flops == row.recomputed_flops
-
-
-@pytest.mark.parametrize("options", [{}, {"scanned": True}], ids=str)
-def test_plans_beat_the_policies_at_their_places(options, remat2):
-    trace, found = blocks(**options), places(**options)
-    assert found.plans
-    for key, plan in found.plans.items():
-        row = found.row(key)
-        assert (row.pareto, row.at, row.policy) == (True, plan.at, plan.policy)
-        assert plan.names
-        for policy in (plan, key):  # the key stands for the plan in every method of the trace
-            report = trace.report(policy, row.at, device=DEVICE)
-            assert (row.saved_bytes, row.peak_bytes) == (report.saved_bytes, report.peak_bytes)
-            assert (row.recomputed_flops, row.label) == (report.recomputed_flops, f"{plan.label} at {row.at}".replace(
-                f" at {row.at} at {row.at}", f" at {row.at}"))  # fmt: skip
-        policies = [other for other in found if other.at == row.at and other.policy not in found.plans]
-        assert not any(
-            other.peak_bytes <= row.peak_bytes and other.times.extra <= row.times.extra for other in policies
-        )
-    # For as many bytes as a policy of JAX's saves there, at least one plan recomputes less.
-    assert any(
-        plan.saved_bytes <= row.saved_bytes and plan.recomputed_flops < row.recomputed_flops
-        for plan in found.plans.values()
-        for row in found
-        if row.at == plan.at and row.policy not in found.plans and row.recomputed_flops is not None
-    )
 
 
 def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):

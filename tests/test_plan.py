@@ -403,9 +403,6 @@ def test_what_is_offloaded_is_what_jax_offloads(model):
     alone = trace.plan(budget, at, cost="seconds", device=SLOW)
     assert plan.seconds < alone.seconds  # moving costs less than computing here
     assert alone.offloaded_bytes == 0
-    # Written out and read, it does the same.
-    again = trace.report(Plan.from_json(plan.to_json()))
-    assert again.offloaded_bytes == plan.offloaded_bytes
     applied = rm.trace(plan.apply(fun), *args).report("as_written")
     assert (applied.offloaded_bytes, applied.saved_bytes) == (plan.offloaded_bytes, plan.saved_bytes)
     # A slow link moves nothing.
@@ -712,10 +709,9 @@ def test_names_in_the_rules_of_custom_derivatives_are_choices():
     assert {"out", "lse"} <= {value.name for value in planner(trace.facts, "function").every_value().values()}
     less = trace.plan(plan.saved_bytes // 3, "function")  # each call of the rule is decided by itself
     assert figures(less) == (less.predicted_bytes, less.predicted_flops)
-    again = Plan.from_json(less.to_json())
-    assert figures(rm.trace(loss, *args).report(again)) == figures(less)
+    assert figures(rm.trace(loss, *args).report(less)) == figures(less)
     arrays = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(0, 0.1, leaf.shape).astype("f4"), args)
-    ours, theirs = (jax.tree.leaves(jax.jit(jax.grad(each))(*arrays)) for each in (again.apply(loss), loss))
+    ours, theirs = (jax.tree.leaves(jax.jit(jax.grad(each))(*arrays)) for each in (less.apply(loss), loss))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 

@@ -61,7 +61,7 @@ def test_a_plan_is_shown_by_its_budget(trace):
     # The key is for programs; its label, and what stands in place of code, are for readers.
     assert view["policy"] == plan.policy == f"plan({plan.budget_bytes} at {plan.at})".replace(" at function", "")
     assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
-    assert "widget.plan.save(path)" in view["unpasted"]
+    assert view["unpasted"].startswith("a plan is an edit of your source")
     assert view["planned"]  # for which a button leads to the edit
     assert not widget._render(trace.report("none", "function"))["planned"]
     assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]

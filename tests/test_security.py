@@ -362,9 +362,8 @@ ALLOWED = {
     ("notebook/magic.py", "compile"): "likewise",
     ("notebook/defined.py", "eval"): "the arguments that the user wrote in --args",
     ("notebook/defined.py", "compile"): "likewise",
-    ("records/base.py", "open"): "the file that the user asks for: a plan, a page",
+    ("records/base.py", "open"): "the page that the user asks for",
     ("records/base.py", "unlink"): "what was written of it before the disk was full",
-    ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
     ("editing/retracing.py", "compile"): "the user's own definitions, with the edit",
     ("editing/retracing.py", "exec"): "an import that the edit adds, in a copy of the user's namespace",
     ("editing/retracing.py", "eval"): "a checkpoint that the user or the edit wrote, likewise",
@@ -480,8 +479,6 @@ def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_pa
         assert name not in f"{report!r}{display.text(report)}".replace("\n", "")  # whose own lines may break
         assert report._repr_html_()
     plan = trace.plan("50%", "function")
-    plan.save(tmp_path / "plan.json")
-    assert rm.load_plan(tmp_path / "plan.json") == plan
     for record in (plan, trace.edit(plan), trace.compare(), trace.advice("nothing_saveable"), trace.timeline()):
         assert record._repr_html_()
         assert display.text(record)

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from remat_magic import _jax, devices, units
+from remat_magic import _jax, devices
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.primal import Contents
 from remat_magic.engine.selection import policy_of_each
-from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
@@ -30,7 +29,7 @@ from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematErro
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
 
-Figure = Literal["saved_bytes", "peak_bytes", "peak_high"]
+Figure = Literal["peak_bytes", "peak_high"]
 
 CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
@@ -40,7 +39,6 @@ _LOWER = 0.99  # of the peak without a checkpoint: what is above that is hardly 
 # Of checkpoints in each other, each of which repeats all inside it once more. Under jax_remat3 the name stacks that JAX
 # writes then grow faster than any power of the depth: 550 names at 3, 10,000 at 4, 200,000 at 5, by hand too.
 DEEPEST = 3
-_PLANNED = 2  # places that are planned for
 _SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
 FEW = 12  # of them that promise most, which may be enough
 _INSIDE = 2  # places in checkpoints that are tried, too
@@ -90,7 +88,7 @@ def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Known:
 
 def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
     """That search, step by step: it is known from its end on, and what was tried before that is not tried again."""
-    return Search(facts, memory, plans=False).run(_SEARCHED)
+    return Search(facts, memory).run(_SEARCHED)
 
 
 def first_tried(facts: Facts, memory: DeviceMemory, most: int) -> list[Report]:
@@ -98,7 +96,7 @@ def first_tried(facts: Facts, memory: DeviceMemory, most: int) -> list[Report]:
     tried = known(facts, memory)
     if tried is not None:
         return [*tried.values()]
-    search = Search(facts, memory, plans=False)
+    search = Search(facts, memory)
     deque(itertools.islice(search.run(most), most), maxlen=0)
     return search.tried
 
@@ -122,8 +120,7 @@ class Search:
         facts: of the traced function.
         memory: peaks are as on a device that holds values so.
         device: whose times are estimated, None for none.
-        capacity: the bytes that are to be fitted, by which plans are made. Default: for what lies between policies.
-        plans: whether plans are made.
+        capacity: the bytes that are to be fitted, for which plans are made. Default: none are made.
         whole: whether reports are to be whole.
     """
 
@@ -134,26 +131,23 @@ class Search:
         device: devices.Device | None = None,
         capacity: int | None = None,
         *,
-        plans: bool = True,
         whole: bool = False,
     ) -> None:
         self._facts, self._memory, self._device, self._capacity = facts, memory, device, capacity
-        self._plans, self._whole = plans, whole
+        self._whole = whole
         self.reports: dict[Any, list[Report]] = {}  # those that do the same together
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
     def run(self, most: int) -> Iterator[Progress]:
         """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
-        by_key, plans = dict[tuple[str, str], _Candidate](), self._plans
+        by_key, capacity = dict[tuple[str, str], _Candidate](), self._capacity
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
         left, done = deque(by_key.values()), 0
-        while left or plans:
-            if plans and (not left or left[0].late):  # now that it is known which places are worth a plan
-                planned = self._between() if self._capacity is None else self._within(self._capacity)
-                more = () if self._capacity is None else self._more_parts(self._capacity)
-                left, plans = deque([*more, *planned, *left]), False
+        while left or capacity is not None:
+            if capacity is not None and (not left or left[0].late):  # it is known now which places are worth a plan
+                left, capacity = deque([*self._more_parts(capacity), *self._within(capacity), *left]), None
                 continue
             choice = left[0]
             in_vain = self._in_vain(choice)
@@ -276,16 +270,6 @@ class Search:
                 yield first
                 yield replace(_mixed({site: "none", key: _BATCHLESS}), after=(first.policy, first.at))
 
-    def _between(self) -> Iterator[_Candidate]:
-        """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
-        rows = (row for row in self.places() if row.pareto and not parts_in([row.at]))
-        front = [row for row in rows if row.policy in (*POLICIES, "as_written")]
-        for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
-            saved = sorted({report.saved_bytes for report in self._known(at)})
-            budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
-            for budget in budgets or [2 * size for size in saved]:
-                yield _Candidate(f"plan within {units.nbytes(budget)}", at, limit=("saved_bytes", budget))
-
     def _within(self, capacity: int) -> Iterator[_Candidate]:
         """Plans that fill a capacity at the places where least is added within it: surely, and by the estimate alone.
 
@@ -352,19 +336,14 @@ class Search:
 
     def _plan(self, choice: _Candidate) -> Plan | str | None:
         """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
-        from remat_magic.planning.search import FEW_NODES, Request, filling, plan_at
+        from remat_magic.planning.search import FEW_NODES, Request, filling
 
         assert choice.limit is not None
         figure, limit = choice.limit
-        if figure == "saved_bytes":
-            request = Request(limit, nodes=FEW_NODES, memory=self._memory)
-            plan = plan_at(self._facts, choice.at, request, policies=POLICIES)
-        else:
-            objective = self._objective(offloads=choice.offloads)
-            request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
-            held = operator.attrgetter(figure)
-            beat = min((objective.of(it) for it in self.tried if it.peak_bytes and held(it) <= limit), default=math.inf)
-            plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat)
+        objective, held = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
+        request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
+        beat = min((objective.of(it) for it in self.tried if it.peak_bytes and held(it) <= limit), default=math.inf)
+        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat)
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
     @without_gc()
@@ -435,17 +414,8 @@ class Search:
     def places(self) -> Places:
         """What is known by now."""
         rows = [*map(self._row, self.reports.values()), *self.failed]
-        plans = self._facts.engine.plans
-        places = Places(
-            self._facts.engine.primal.name,
-            tuple(rows),
-            self._device,
-            {(report.policy, report.at): report for report in self.tried},
-            self.not_tried,
-        )
-        # Of plans only those that nothing beats.
-        kept = tuple(row for row in places if row.pareto or row.policy not in plans)
-        return replace(places, rows=kept, plans={row.policy: plans[row.policy] for row in kept if row.policy in plans})
+        tried = {(report.policy, report.at): report for report in self.tried}
+        return Places(self._facts.engine.primal.name, tuple(rows), self._device, tried, self.not_tried)
 
     def _row(self, reports: list[Report]) -> ComparisonRow:
         # What changes nothing goes by the name of no checkpoint.

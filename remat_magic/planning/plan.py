@@ -21,7 +21,6 @@ from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report
 
 _PLACES = 2  # that are planned for, the usual one for a peak among them
-_CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
 _SMALL = 10**7  # bytes of a peak: below that XLA for CPUs is not asked, as nobody needs to know
 _COMPILED = 4  # plans for a peak, and besides what has no checkpoint
 _HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
@@ -163,7 +162,7 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
     """The plan at the usual place, or at another, where that one is worth more.
 
     Another place is tried only where there is a reason to: no plan fits at the usual one, or it gains nothing at the
-    peak, or another is known to recompute clearly less.
+    peak and elsewhere one does.
 
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
@@ -174,33 +173,30 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
         best = plan_at(facts, facts.engine.default_at, request)
     except RematError as error:
         why = error
+    if best is not None and not _in_vain(facts, best, request.memory):
+        return best
     for at in _elsewhere(facts, best, request):
         try:
             other = plan_at(facts, at, request)
         except RematError:
             continue
-        best = other if best is None or _is_worth_more(facts, other, best, request) else best
+        if best is None or (not _in_vain(facts, other, request.memory) and _is_lower(other, best)):
+            best = other
     if best is None:
         raise why or RematError(f"no place of {facts.engine.primal.name} can be planned for.")
     return best
 
 
 def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[str]:
-    """Other places than the usual one to plan for, what costs least where nothing is planned first.
-
-    Without a reason to nothing is searched: then it is what is known already.
-    """
+    """Other places than the usual one to plan for, what costs least there leading."""
     usual = facts.engine.default_at
-    in_vain = best is None or _in_vain(facts, best, request.memory)
-    search = searched(facts, request.memory) if in_vain else known(facts, request.memory)
-    reports = [] if search is None else [*search.values()]
     fitting = [
         report
-        for report in reports
+        for report in searched(facts, request.memory).values()
         if report.policy not in (MIXED, "none", "as_written")
         and report.saved_bytes <= request.budget
         and not report.backward_error
-        and (_spares(report, best) or best is None or (in_vain and _is_lower(report, best)))
+        and (best is None or _is_lower(report, best))
     ]
     fitting = [request.figures(facts.under(report.policy, report.at)) for report in fitting]
     fitting.sort(key=lambda report: (request.objective.of(report), report.peak_bytes or 0))
@@ -223,18 +219,6 @@ def _in_vain(facts: Facts, plan: Plan, memory: DeviceMemory) -> bool:
 def _is_lower(other: Plan | Report, best: Plan) -> bool:
     """Whether the peak of another choice is clearly lower than that of a plan."""
     return other.peak_bytes is not None and other.peak_bytes < CLEARLY_LOWER * (best.peak_bytes or 0)
-
-
-def _spares(other: Plan | Report, best: Plan | None) -> bool:
-    """Whether another choice recomputes clearly less than a plan."""
-    return best is not None and best.recomputed_flops - other.recomputed_flops > _CLEARLY * (best.forward_flops or 0)
-
-
-def _is_worth_more(facts: Facts, other: Plan, best: Plan, request: Request) -> bool:
-    """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
-    if _in_vain(facts, best, request.memory) and not _in_vain(facts, other, request.memory):
-        return _is_lower(other, best)
-    return _spares(other, best) and (other.peak_bytes or 0) <= (best.peak_bytes or 0)
 
 
 def _within_peak(facts: Facts, request: Request) -> Plan:

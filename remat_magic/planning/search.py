@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,6 @@ from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes
 from remat_magic.planning.solver import GAP, NODES, Problem, Solution
 from remat_magic.policies import MIXED
 from remat_magic.records import Plan, PlannedValue, RematError, Report
-from remat_magic.records.plan_file import is_policy
 
 _BUILT_IN = (
     "none",
@@ -32,6 +32,7 @@ _BUILT_IN = (
 FEW_NODES = 10
 """Of the solver's tree, where many budgets are solved for and none is to be proven best."""
 
+_POLICY = re.compile(r"[^\W\d]\w*(\('[^'\\]*'(, '[^'\\]*')*\))?")  # of JAX's, or that saves some of the program's names
 _ATTEMPTS = 4  # solutions, where JAX saves more than was reckoned
 _GRID = 4  # budgets of saved bytes, evenly spaced, where no plan fills the peak; twice as many where none fits
 _GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it
@@ -193,7 +194,7 @@ def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[P
         policies = [
             request.figures(variant)
             for variant, of in chosen
-            if is_policy(of.policy) and of.policy not in by_key and at in (None, of.at)
+            if _POLICY.fullmatch(of.policy) and of.policy not in by_key and at in (None, of.at)
         ]
         found = [
             *(_of_plan(facts, request, plan) for plan in plans),

@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.measurement import Measurement
-from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
 from remat_magic.records.timeline import Times
 from remat_magic.units import parse_bytes
@@ -201,11 +200,10 @@ class Places(Comparison):
 
     The ``at`` of each row is what methods of the trace take for it, together with its ``policy``; its ``label`` is
     ``"policy at place"``. Choices that do just the same share a row, and ``same_as`` has the labels of the others.
-    ``not_tried`` are sentences on what was left out. ``plans`` are those that have a row, by its ``policy``.
+    ``not_tried`` are sentences on what was left out.
     """
 
     not_tried: tuple[str, ...] = ()
-    plans: Mapping[str, Plan] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Bring the rows in order."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.records import plan_file
-from remat_magic.records.base import Displayed, Labelled, write
+from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
 
@@ -139,57 +137,3 @@ class Plan(Displayed, Labelled):
         from remat_magic.engine.engine import with_plan
 
         return with_plan(self, fun)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file for ``remat_magic.load_plan``.
-
-        Raises:
-            RematError: the file cannot be written, or as ``to_json``.
-        """
-        write(path, self.to_json())
-
-    def to_json(self) -> str:
-        """The plan as JSON text with the version of the format; ``from_json`` has the same plan again.
-
-        Raises:
-            RematError: a text of it holds characters that no plan file may hold.
-        """
-        return plan_file.to_json(Plan, self.to_dict())
-
-    @staticmethod
-    def from_json(text: str) -> Plan:
-        """The plan that ``to_json`` wrote. A plan is data: nothing in it is evaluated.
-
-        Raises:
-            RematError: it is none: no JSON, another version, a field missing, unknown or of another type, a number
-                negative or too large, control characters in a text.
-        """
-        return plan_file.from_json(Plan, text)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON; ``from_dict`` has the same plan again."""
-        return dataclasses.asdict(self) | {"names": [dataclasses.asdict(value) for value in self.names]}
-
-    @staticmethod
-    def from_dict(data: Any) -> Plan:
-        """A plan that was written out.
-
-        Raises:
-            RematError: it is none: a field is missing, unknown or of another type, or a number is negative.
-        """
-        return plan_file.read(Plan, data)
-
-
-def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a file that ``plan.save`` wrote: ``load_plan("plan.json").apply(loss)`` is ``loss`` under it.
-
-    A plan file is data: nothing in it is evaluated.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        OSError: the file cannot be read.
-        RematError: it holds no plan; see ``Plan.from_json``.
-    """
-    return plan_file.read_file(Plan, path)

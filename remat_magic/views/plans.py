@@ -12,7 +12,7 @@ from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS, Part, Row, Table, cell, planned, size, table_html
 
 NO_NAMES = "A policy of JAX's own does it: no value needs a name."
-UNPASTED = "a plan is an edit of your source; widget.plan.save(path) keeps it too"
+UNPASTED = "a plan is an edit of your source"
 
 
 def plan_meaning(plan: Plan) -> str:
