@@ -546,3 +546,18 @@ def test_lines_that_can_be_put_in_a_function_of_their_own(first, last, part, tmp
     file = tmp_path / "part.py"
     file.write_text("\n".join([*lines, "    p[0] = z", "    return z", ""]))
     assert lines_of_part(str(file), first, last) == part
+
+
+@pytest.mark.parametrize("device", [None, "TPU v5e", "H100 SXM"])
+@pytest.mark.parametrize("width", [64, 512])
+def test_lower_is_said_without_a_doubt_only_of_ranges_that_do_not_overlap(device, width):
+    def layer(x, w):
+        return jnp.sin(jnp.tanh(x @ w)), None
+
+    def loss(ws, x):
+        return jax.lax.scan(layer, x, ws)[0].sum()
+
+    trace = rm.trace(loss, f32(24, width, width), f32(4096, width))
+    (found,) = (it for it in trace.advice(device=device) if it.kind in ("no-checkpoint-there", "steps-together"))
+    with_it, without = trace.report(found.policy, found.at, device=device), trace.report(device=device)
+    assert ("need not be lower" in found.sentence) == (with_it.peak_high >= without.peak_low)

@@ -243,9 +243,14 @@ def test_a_compiler_that_is_not_there_is_named(browser, monkeypatch):
 
 
 def test_policies_too_close_to_tell_apart_are_named():
-    """Peaks that differ by less than the estimate's own error, and equal ones not at all."""
-    peaks = {"a": 100, "b": 103, "c": 103, "d": 200}
-    rows = [ComparisonRow(policy, "function", peak_bytes=peak, recomputed_flops=1) for policy, peak in peaks.items()]
+    """Those whose ranges overlap, and equal ones not at all."""
+    ranges = {"a": (90, 100, 110), "b": (100, 103, 120), "c": (100, 103, 120), "d": (150, 200, 300)}
+    rows = [
+        ComparisonRow(policy, "function", peak_low=low, peak_bytes=peak, peak_high=high, recomputed_flops=1)
+        for policy, (low, peak, high) in ranges.items()
+    ]
     (note,) = Comparison("f", tuple(rows)).notes
-    assert note.startswith("Too close for the estimate of peak memory to tell apart: a and b.")
+    assert note.startswith("Which needs less the estimates do not tell, as their ranges overlap: a and b. ")
     assert Comparison("f", tuple(rows[2:])).notes == ()
+    several = tuple(replace(row, peak_bytes=100 + number) for number, row in enumerate(rows[:2] * 4))
+    assert "; and 4 more pairs. " in Comparison("f", several).notes[0]

@@ -1,5 +1,6 @@
 """``vmap`` in parts: ``jax.lax.map`` over equal parts, each under a checkpoint, as one would write it by hand."""
 
+import dataclasses
 import functools
 import random
 
@@ -333,6 +334,27 @@ def test_the_vmaps_of_libraries_are_places(model):
     assert [site.times for site in trace.report("nothing_saveable", at=f"{key} in 4").sites] == [4]
     other = trace.function("nothing_saveable", at=f"{key} in 4")
     assert_close(jax.value_and_grad(other)(params, XS), jax.value_and_grad(fun)(params, XS))
+
+
+@pytest.mark.models
+def test_what_is_donated_in_parts_is_what_the_library_donates():
+    eqx = library("equinox")
+    model = eqx.filter_eval_shape(lambda: eqx.nn.MLP(64, "scalar", 256, 2, key=KEY))
+
+    @eqx.filter_jit
+    def step(model, x):
+        grads = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
+        return jax.tree.map(lambda p, g: p - 0.1 * g if eqx.is_array(p) else p, model, grads)
+
+    trace = rm.trace(step, model, jax.ShapeDtypeStruct((4096, 64), "float32"))
+    (key,) = (site.key for site in trace.parts if site.function == "MLP")
+    at = key.replace(key.rpartition(" ")[2], "4")
+    (donated,) = {choice.donate for choice in trace.fit("4 MB").tried if choice.donate}
+    choice = dataclasses.replace(trace.fit_choice("nothing_saveable", at, "4 MB"), donate=donated)
+    assert (
+        trace.report(choice, device="H100 SXM").peak_bytes
+        <= trace.report("nothing_saveable", at, device="H100 SXM").peak_bytes
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -379,9 +379,11 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     if case.report.forward_flops:
         now, then = (choice.repeated_flops / case.report.forward_flops for choice in (case.report, best))
         again = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
+    overlap = (best.peak_high or lower) >= (case.report.peak_low or peak)
+    doubt = " By their ranges it need not be lower: trace.fit asks XLA." if overlap else ""
     yield Advice(
         "steps-together" if "/" in best.at else "no-checkpoint-there",
-        f"With {what_of(facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}{again}.",
+        f"With {what_of(facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}{again}.{doubt}",
         f"Write {code}{f' {where}' if where.startswith('on ') else f', {where}' if where else ''}.",
         peak - lower,
         "bytes",

@@ -199,6 +199,7 @@ class Engine:
             other._gradients = inner_gradients(other.given)
             other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
         other.plans = self.plans
+        other.__dict__["donation"] = self.donation  # what jits the step is not to be seen from the one in parts
         found = {site.key for site in other.primal.table.sites}
         for place, _ in places.values():
             if place not in found:

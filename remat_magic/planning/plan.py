@@ -259,5 +259,5 @@ def _best_of_known(facts: Facts, request: Request) -> Plan | None:
         except RematError:
             continue
     best = min((*plans, *fitting()), key=order, default=None)
-    status = "Of the choices that are known it is the cheapest that fits."
+    status = "Of the choices that are known it is the cheapest whose estimated peak fits."
     return None if best is None else replace(best, status=best.status or status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -76,8 +77,7 @@ class ComparisonRow(Labelled):
         return None if self.times.offload is None else self.times.extra
 
 
-# Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
-_TOO_CLOSE = 0.05
+_MOST_PAIRS = 3  # that are named
 
 
 class DataSheet(Protocol):
@@ -142,24 +142,19 @@ class Comparison(Displayed):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the estimates cannot tell.
-
-        On scanned models the estimated peaks were within 5% of XLA's count, and so was the order of policies further
-        apart than that; of closer ones it need not be.
-        """
-        peaks = sorted(
-            ((row.peak_bytes, row.label) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
-        )
+        """Sentences on what the estimates cannot tell: which of two needs less, where their ranges overlap."""
+        peaks = sorted((row for row in self.rows if row.peak_bytes is not None), key=lambda row: row.peak_bytes or 0)
         close = [
-            f"{lower} and {higher}"
-            for (lower_bytes, lower), (higher_bytes, higher) in itertools.pairwise(peaks)
-            if lower_bytes < higher_bytes and higher_bytes - lower_bytes < _TOO_CLOSE * higher_bytes
+            f"{one.label} and {other.label}"
+            for one, other in itertools.pairwise(peaks)
+            if one.peak_bytes != other.peak_bytes and (one.peak_high or 0) >= (other.peak_low or math.inf)
         ]
         sentences = list[str]()
         if close:
+            more = f"; and {len(close) - _MOST_PAIRS} more pairs" if len(close) > _MOST_PAIRS else ""
             sentences.append(
-                f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose "
-                "by what they recompute."
+                f"Which needs less the estimates do not tell, as their ranges overlap: {'; '.join(close[:_MOST_PAIRS])}"
+                f"{more}. Measure them, or choose by what they recompute."
             )
         for state, why in (
             ("kept", "XLA keeps on the device what they offload (a CPU has one memory; of code that is not in a scan "
