@@ -404,3 +404,20 @@ def test_versions_have_the_option():
     with pytest.raises(Exception, match="No such compile option"):
         lowered.compile(compiler_options={"xla_cpu_no_such_option": False})
     assert _jax.default_device().platform == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"), [(100, 250, 250), (100, 100, None), (None, 250, 250), (None, None, None)]
+)
+def test_what_the_allocator_had_is_told_where_the_runs_made_it_rise(before, after, told, monkeypatch):
+    """It never falls: where something before needed more, it says nothing of the runs."""
+    said = iter([before, after])
+    monkeypatch.setattr(_jax, "most_allocated", lambda device: next(said))
+    fun, args = LAYERS
+    trace = rm.trace(fun, *args)
+    measured = trace.measure("none", inputs="random", runs=1)
+    assert measured.allocated_bytes == told
+    table = trace.compare(["none"], measurements=[measured])
+    assert ("allocator's peak (measured)" in table._repr_html_().replace("&#x27;", "'").replace("&#39;", "'")) == (
+        told is not None
+    )

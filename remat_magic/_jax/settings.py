@@ -76,10 +76,17 @@ def share_of_gpu() -> float:
 
 def memory_limit(device: Any) -> int | None:
     """How many bytes of a device's memory JAX's allocator gives out; None where it does not say, as on a CPU."""
-    if _gives_all():
-        return None
+    return None if _gives_all() else _allocator(device, "bytes_limit")
+
+
+def most_allocated(device: Any) -> int | None:
+    """The most bytes that JAX's allocator has had in use on a device in this process; None where it does not say."""
+    return _allocator(device, "peak_bytes_in_use")
+
+
+def _allocator(device: Any, figure: str) -> int | None:
     try:
-        return (device.memory_stats() or {}).get("bytes_limit")
+        return (device.memory_stats() or {}).get(figure)
     except Exception:  # noqa: BLE001 - some platforms have no such figures, and say so by an error of their own
         return None
 

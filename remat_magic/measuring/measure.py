@@ -327,8 +327,12 @@ def measure_on(
         measured = replace(measured, findings=offload_kept(gradient.forward.residual_types, modules))
         if arrays is not None:
             doing = "run"
+            first = _first(_devices(compiled))
+            before = _jax.most_allocated(first)
             times = _timed(compiled, arrays, gradient.donated, request.runs, unless_stopped)
             measured = replace(measured, run_seconds=statistics.median(times), runs=request.runs)
+            if (most := _jax.most_allocated(first)) is not None and most > (before or 0):
+                measured = replace(measured, allocated_bytes=most)
     except Stopped:
         raise
     except RematError as error:
@@ -397,7 +401,7 @@ def _numbers(
     """What the executable says of itself."""
     counted = _counted(measured, sizes_of(_or_none(compiled.memory_analysis)), _jax.xla_counts(modules)._asdict())
     devices = _devices(compiled)
-    first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
+    first = _first(devices)
     kind = first.device_kind
     measured = replace(
         counted,
@@ -443,6 +447,10 @@ def _or_none(analysis: Callable[[], Any]) -> Any:
 def _devices(compiled: jax.stages.Compiled) -> set[Any]:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}
+
+
+def _first(devices: Collection[Any]) -> Any:
+    return min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
 
 
 def _are_simulated(devices: Collection[Any]) -> bool:

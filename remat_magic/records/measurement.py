@@ -158,7 +158,8 @@ class Measurement:
     say. ``device`` is platform and kind, ``devices`` how many run the program; where these are ``simulated``, all on
     this machine, a run takes what the machine takes for all of them, which says nothing of a device.
     ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs,
-    None where it was not run.
+    None where it was not run. ``allocated_bytes`` is the most that JAX's allocator had in use in these runs, all else
+    that was alive included; None where it does not say, or has had more before.
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
     program, with the bodies of loops as often as they run; None where XLA does not say, as of convolutions by cuDNN, or
     nothing tells how often.
@@ -196,6 +197,7 @@ class Measurement:
     compile_seconds: float | None = None
     run_seconds: float | None = None
     runs: int = 0
+    allocated_bytes: int | None = None
     flops: int | None = None
     bytes_accessed: int | None = None
     collectives: tuple[Collective, ...] | None = None

@@ -214,6 +214,7 @@ _COLUMNS: tuple[_Column, ...] = (
     ("needs (compiled)", _needs),
     ("temporaries (measured)", lambda row: _bytes(row.measurement and row.measurement.temp_bytes)),
     ("run (measured)", lambda row: _seconds(row.measurement and row.measurement.run_seconds)),
+    ("allocator's peak (measured)", lambda row: _bytes(row.measurement and row.measurement.allocated_bytes)),
     ("FLOPs (measured)", lambda row: _flops(row.measurement and row.measurement.flops)),
     ("communication (measured)", lambda row: _bytes(row.measurement and row.measurement.communicated_bytes)),
     ("saved", lambda row: _bytes(row.saved_bytes)),
