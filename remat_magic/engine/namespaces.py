@@ -81,9 +81,20 @@ def _is_remembered(value: Any) -> bool:
     if isinstance(value, list | tuple | dict | set) and len(value) > _MOST:
         return False
     try:
-        return all(_is_plain(leaf) for leaf in jax.tree_util.tree_leaves(value))
+        return not _holds_itself(value) and all(_is_plain(leaf) for leaf in jax.tree_util.tree_leaves(value))
     except Exception:  # noqa: BLE001 - whatever the user's own pytree raises
         return False
+
+
+def _holds_itself(value: Any, around: tuple[int, ...] = ()) -> bool:
+    """Whether a container is within itself, as ``globals()`` may be: JAX goes on until Python has no stack any more.
+
+    Nor does JAX (0.10.2) give the stack back then: what is called next has none.
+    """
+    if not isinstance(value, list | tuple | dict):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return id(value) in around or any(_holds_itself(inner, (*around, id(value))) for inner in inside)
 
 
 def _is_plain(leaf: Any) -> bool:
