@@ -51,8 +51,6 @@ def main(steps=3):
 PROGRAMS: dict[str, tuple[str, str, list]] = {
     # Loops by what they end in.
     "append": (LOOP + "    LOG.append(loss)", "step_body, called at line 3", []),
-    "if print": (LOOP + "    if step % 2 == 0:\n        print(step, float(loss))", "step_body, called at line 3", []),
-    "log": (LOOP + "    LOG.append({'loss': loss.item()})", "step_body, called at line 3", []),
     "evaluate": (
         "evaluate = jax.jit(loss_fn)\nLOG.append(float(evaluate(params, x)) > 0)\n" + LOOP + "    evaluate(params, x)",
         "step_body, called at line 5",
@@ -86,8 +84,6 @@ PROGRAMS: dict[str, tuple[str, str, list]] = {
     ),
     # The forms of main().
     "main()": (MAIN + "main()", "train_step, called in main(), line 6", []),
-    "assigned": (MAIN + "result = main()", "train_step, called in main(), line 6", []),
-    "main(arguments)": (MAIN + "print(main(steps=5))", "train_step, called in main(), line 6", []),
     "guarded": (MAIN + "if True:\n    sys.exit(main() and 0)", "train_step, called in main(), line 6", []),
     # Steps of all kinds.
     "donated, called before": (

@@ -3,20 +3,10 @@
 import pytest
 
 from remat_magic._jax import watch
+from tests.test_catching import BEFORE
 
-# RUNS counts the steps that ran, LOG what was done on the host.
-SETUP = """
-import asyncio, contextlib, functools, itertools, sys, threading
-import jax, jax.numpy as jnp
-RUNS, LOG = [], []
-def net(params, x):
-    for w in params: x = jnp.tanh(x @ w)
-    return x
-def loss_fn(params, x): return jnp.mean(net(params, x) ** 2)
-def step_body(params, x):
-    jax.debug.callback(lambda: RUNS.append(1))
-    loss, grads = jax.value_and_grad(loss_fn)(params, x)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), loss
+SETUP = f"""{BEFORE}
+import asyncio
 @jax.jit
 def train_step(params, x): return step_body(params, x)
 def eager_step(params, x):
@@ -30,15 +20,15 @@ def fit(params, data, steps=4):
 def train(params, data):
     for x in data: params, loss = train_step(params, x)
 def main(steps=4):
-    params = [jnp.ones((8, 8)) * 0.1] * 3
-    for _ in range(steps): params, loss = train_step(params, jnp.ones((4, 8)))
+    params = [jnp.ones((4, 4)) * 0.1] * 3
+    for _ in range(steps): params, loss = train_step(params, x)
     return params
 def no_training(): return float(evaluate(params, x))
 class Trainer:
     def fit(self, steps=4):
         for _ in range(steps): self.params, loss = train_step(params, x)
 evaluate = jax.jit(loss_fn)
-params, x = [jnp.ones((8, 8)) * 0.1] * 3, jnp.ones((4, 8))
+params, x = jax.device_put((params, x))
 shapes = jax.eval_shape(lambda: (params, x))
 compiled = train_step.lower(params, x).compile()
 batches = itertools.cycle([x])
@@ -55,14 +45,14 @@ CELLS = {
     "if evaluate": (LOOP + "    if step % 10 == 0:\n        LOG.append(evaluate(params, x))", "called at In[2]:4."),
     "evaluated before": ("LOG.append(evaluate(params, x))\n" + LOOP + "    print(loss)", "called at In[2]:5."),
     # The forms of main().
-    "main()": ("main()", "train_step, called in main(), In[1]:26. Stopped at train_step, before it ran."),
+    "main()": ("main()", "train_step, called in main(), In[1]:29. Stopped at train_step, before it ran."),
     "main assigned": ("params = main()", "train_step, called in main()"),
     "main with arguments": ("params = main(steps=5)", "train_step, called in main()"),
     "main guarded": ("if __name__ == '__main__':\n    main()", "train_step, called in main()"),
     "main and exit": ("sys.exit(main() and 0)", "train_step, called in main()"),
     "trainer": ("Trainer().fit()", "train_step, called in fit()"),
     "printed": ("print(main())", "train_step, called in main()"),
-    "arrays to train on": ("params = fit(params, jnp.stack([x] * 5))", "train_step, called in fit(), In[1]:20."),
+    "arrays to train on": ("params = fit(params, jnp.stack([x] * 5))", "train_step, called in fit(), In[1]:23."),
     "an iterator": ("train(params, iter([x]))", "train_step, called in train()"),
     # Calls at the end.
     "step": ("train_step(params, x)", ""),
@@ -291,7 +281,7 @@ def test_after_an_out_of_memory_error_the_cell_is_inspected(exhausted):
     assert exhausted.ns["RUNS"] == []
     exhausted.ok('%remat --text --device "16 GiB"')
     assert "Out of memory while running: 6.29 MB wanted at once." in exhausted.out
-    assert "it fits" in exhausted.out.split("at once.")[1]
+    assert "FITS" in exhausted.out.split("at once.")[1]
 
 
 def test_a_cell_that_fits_again_is_none_that_ran_out_of_memory(exhausted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,28 +104,21 @@ def _arguments_by_name(
     """
     name = name_of(fun)
     try:
-        parameters = list(inspect.signature(fun).parameters.values())
+        signature = inspect.signature(fun)
     except (TypeError, ValueError):
         raise RematError(f"the parameters of `{name}` cannot be read: give its arguments with --args.") from None
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    missing: list[str] = []
-    positional = True
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            positional = False
-        elif parameter.name not in variables:
-            positional = False
-            if parameter.default is parameter.empty:
-                missing.append(parameter.name)
-        elif positional and parameter.kind is not parameter.KEYWORD_ONLY:
-            args.append(variables[parameter.name])
-        elif parameter.kind is not parameter.POSITIONAL_ONLY:
-            kwargs[parameter.name] = variables[parameter.name]
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {each.name: each for each in signature.parameters.values() if each.kind not in various}
+    missing = [
+        f"`{each}`" for each in named if each not in variables and named[each].default is inspect.Parameter.empty
+    ]
     if missing:
+        this, it = ("this name", "it") if len(missing) == 1 else ("these names", "them")
         raise RematError(
-            f"`{name}` needs {' and '.join(f'`{parameter}`' for parameter in missing)}, and no variable has "
-            f"{'this name' if len(missing) == 1 else 'these names'}: assign {'it' if len(missing) == 1 else 'them'}, "
-            f'or give the arguments with --args "...".'
+            f"`{name}` needs {' and '.join(missing)}, and no variable has {this}: assign {it}, or give the arguments "
+            'with --args "...".'
         )
-    return tuple(args), kwargs, [parameter.name for parameter in parameters][: len(args)] + list(kwargs)
+    bound = inspect.BoundArguments(
+        signature, OrderedDict((each, variables[each]) for each in named if each in variables)
+    )
+    return bound.args, bound.kwargs, [*bound.arguments]

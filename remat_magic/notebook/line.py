@@ -14,7 +14,7 @@ import difflib
 import keyword
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from IPython.core.error import UsageError
@@ -70,20 +70,9 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         )
     if values.output is not None and (not values.output.isidentifier() or keyword.iskeyword(values.output)):
         raise UsageError(f"-o takes the name of a variable, and `{values.output}` is not one.")
-    options = Options(
-        policy=_by_name(values.names) if values.names else values.policy,
-        at=values.at,
-        wrt=_wrt(values.wrt),
-        gradient=values.gradient,
-        step=values.step,
-        device=values.device,
-        mesh=values.mesh,
-        args=values.args,
-        output=values.output,
-        text=values.text,
-        apply=values.apply,
-        expression=rest.removesuffix(";").rstrip() or None,
-    )
+    given = {field.name: getattr(values, field.name, None) for field in fields(Options)}
+    given |= {"wrt": _wrt(values.wrt), "expression": rest.removesuffix(";").rstrip() or None}
+    options = Options(**given | ({"policy": _by_name(values.names)} if values.names else {}))
     _check_expression(parser, options)
     return options
 

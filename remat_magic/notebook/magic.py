@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import re
 import sys
 import traceback
@@ -323,23 +324,13 @@ class RematMagics(Magics):
         for node in ast.walk(module) if own is None else ():  # the lines are those of the cell, which has no such line
             if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
                 node.lineno, node.end_lineno = max(1, node.lineno - 1), max(1, (node.end_lineno or 1) - 1)
-        if _awaits(module):
+        flags = compile(module, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True).co_flags
+        if flags & inspect.CO_COROUTINE:
             raise UsageError("the cell awaits something: put %%remat on it and run it again.")
         name = ip.compile.cache(ip.transform_cell(ran.text), ran.number, raw_code=ran.text)
         if ran.message:
             self.session.show_message(ran.message, as_text=bool(parse(self.parser, line).text))
         return self._run(module, name)
-
-
-def _awaits(module: ast.AST) -> bool:
-    """Whether a cell awaits something in its own scope."""
-    pending: list[ast.AST] = [module]
-    for node in pending:  # which grows
-        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
-            return True
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            pending.extend(ast.iter_child_nodes(node))
-    return False
 
 
 def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> CodeType:
