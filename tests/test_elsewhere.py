@@ -306,7 +306,7 @@ def test_text_says_whether_it_fits(pretend, capsys):
     shell.push({"loss": loss, "ARGS": ARGS})
     shell.run_line_magic("remat", '--text --device "TPU v5e" loss(*ARGS)')
     said = capsys.readouterr().out
-    assert said.splitlines()[2] == "FITS  21 B of 16.9 GB, 16.9 GB left (compiled)"
+    assert said.splitlines()[1] == "FITS  21 B of 16.9 GB, 16.9 GB left (compiled)"
     assert len(said.splitlines()) <= 40
     shell.run_line_magic("remat", '--text=full --device "TPU v5e" loss(*ARGS)')
     whole = capsys.readouterr().out
