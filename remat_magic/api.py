@@ -219,11 +219,19 @@ class Trace:
 
     @property
     def parts(self) -> tuple[Site, ...]:
-        """Calls of ``vmap`` that can be done in parts, as places: ``"vmap(render) in 16"`` is 16 parts of its examples.
+        """What can be done in parts, as places: ``"vmap(render) in 16"`` is that call in 16 parts of its examples.
 
-        Each part is under a checkpoint, whose policy is that of the place; ``"none"`` is parts without one. Any number
-        that divides the examples works as ``at``; ``code`` is what to write for this one.
+        Each part is under a checkpoint, whose policy is that of the place; ``"none"`` is parts without one.
+        ``"batch in 8"`` is the gradient of a training step in 8 microbatches, a scan over parts of the batch that adds
+        up their gradients: only where the loss is known to be a sum or a mean over the examples. A policy there is one
+        around the loss of each part. Any number that divides the examples works as ``at``; ``code`` is what to write
+        for this one.
         """
+        return (*self.vmaps, *self.engine.cut_batch)
+
+    @property
+    def vmaps(self) -> tuple[Site, ...]:
+        """Those of ``parts`` that are calls of ``vmap``, which are known without another trace."""
         return tuple(vmap.site for vmap in self.engine.vmaps.values() if vmap.divisors)
 
     @property

@@ -22,7 +22,7 @@ class FakeTrace:
         self.names, self.stale, self.notes, self.gradient = ("a", "b", "attn_out"), (), (), None
         self.gradients, self.gradient = (), None
         self.sites = (Site(key="block:3", function="block", times=2, policy="none"),)
-        self.groups, self.parts, self.mesh_devices = (), (), 1
+        self.groups, self.vmaps, self.mesh_devices = (), (), 1
         self.previews = []
 
     def preview(self, policy="as_written", at=None, namespace=None):

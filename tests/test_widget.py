@@ -34,7 +34,7 @@ class FakeTrace:
     names, stale, notes = ("a", "b"), (), ()
     gradients, gradient = (), None
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
-    groups = parts = ()
+    groups = vmaps = ()
     mesh_devices, postponed, step_name = 1, False, ""
 
     def __init__(self, slow=0.0, failing=()):

@@ -16,7 +16,7 @@ def frame_of(*, title="", devices=(), can_apply=True, **changes):
     attributes = {"signature": "f(x) -> y", "wrt": ("x",), "sites": small().sites, "groups": (), "names": ("a",),
                   "function_name": "f", "gradients": (), "gradient": None, "mesh_devices": 1, "step_name": "",
                   "postponed": False, **changes}  # fmt: skip
-    live = LiveTrace(SimpleNamespace(choices=lambda: choices, parts=(), **attributes))
+    live = LiveTrace(SimpleNamespace(choices=lambda: choices, vmaps=(), **attributes))
     return frame(live, [panel(live, None, None) for panel in PANELS], title=title, can_apply=can_apply)
 
 

@@ -9,8 +9,19 @@ What it is tested with is in ``private.TESTED``. Each branch says which version 
 from remat_magic._jax.bodies import *
 from remat_magic._jax.caches import Generation, stale_traces, tracing
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
+from remat_magic._jax.examples import Refused, Share, differing, followed, same_value
 from remat_magic._jax.formulas import communication
-from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, not_holding, of_one_trace
+from remat_magic._jax.gradients import (
+    Hold,
+    Vmaps,
+    holding,
+    holding_alone,
+    is_holding,
+    is_staged,
+    manual_axes,
+    not_holding,
+    of_one_trace,
+)
 from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump
 from remat_magic._jax.jaxprs import *
 from remat_magic._jax.primitives import *

@@ -103,14 +103,20 @@ def _within_backward_pass() -> bool:
 
 
 @contextlib.contextmanager
-def not_holding() -> Iterator[None]:
+def holding_alone(hold: Hold | None) -> Iterator[Hold | None]:
+    """As ``holding``, but that what holds already is not asked: the ``with`` block is given it. None: as JAX does."""
+    before: Hold | None = getattr(_in_thread, "hold", None)
+    with _place.taken() if hold else contextlib.nullcontext():
+        try:
+            _in_thread.hold = hold
+            yield before
+        finally:
+            _in_thread.hold = before
+
+
+def not_holding() -> contextlib.AbstractContextManager[Hold | None]:
     """Differentiate as JAX does, also where something takes hold of this thread's gradients: this is none of those."""
-    hold: Hold | None = getattr(_in_thread, "hold", None)
-    _in_thread.hold = None
-    try:
-        yield
-    finally:
-        _in_thread.hold = hold
+    return holding_alone(None)
 
 
 def is_holding() -> bool:

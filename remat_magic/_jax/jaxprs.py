@@ -59,6 +59,12 @@ def with_body(jaxpr: Any, body: Any) -> Any:
     return make(body, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else body
 
 
+def with_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr with other values of its constants."""
+    make: Any = ClosedJaxpr
+    return jaxpr.with_consts([*consts]) if Jaxpr is ClosedJaxpr else make(jaxpr.jaxpr, [*consts])
+
+
 def closed(body: Any) -> Any:
     """An open jaxpr without constants as a closed one."""
     make: Any = ClosedJaxpr

@@ -338,6 +338,8 @@ class _Editor:
             RematError: a call there is no expression that can be written anew.
         """
         ((key, count),) = parts_in([part.at]).items()
+        if key not in self._engine.vmaps:
+            raise RematError("no edit writes microbatches: `code` of the report or choice is what to write by hand.")
         vmap, selection = self._engine.vmaps[key], self._facts.under(part.policy, part.at).selection
         option = None if part.policy == "none" or selection.resolved is None else option_of(selection.resolved)
         codes = vmap.codes(count, option)

@@ -207,9 +207,9 @@ class Calls:
             if traceback is not None:
                 self._positions.setdefault(id(traceback), {}).setdefault(number, []).append(position)
 
-    def keep(self, later: Calls, but: Any) -> None:
-        """Take over what a later trace recorded; not the jaxpr ``but``, which JAX does not keep."""
-        _, left_out = later._find(but)
+    def keep(self, later: Calls, but: Any = None) -> None:
+        """Take over what another trace recorded; not the jaxpr ``but``, which JAX does not keep."""
+        left_out = None if but is None else later._find(but)[1]
         for number, frame in later._frames.items():
             if number not in (left_out, *self._frames):
                 self._frames[number] = frame

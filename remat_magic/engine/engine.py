@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.gradients import InnerInputs
+from remat_magic.engine.microbatch_code import code_of
+from remat_magic.engine.microbatches import Cut, batches, with_microbatches
 from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Contents, Primal, contents
 from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, kept
@@ -27,10 +30,11 @@ from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import restore_lines, source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
-from remat_magic.engine.vmaps import Vmap, parts_in, refuse_other_bits, with_parts
+from remat_magic.engine.vmaps import BATCH, Vmap, middle, parts_in, refuse_other_bits, with_parts
 from remat_magic.jaxprs.rewriting import checkpoint_names
 from remat_magic.libraries import is_gradient
-from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError
+from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError, Site
+from remat_magic.wording import one_line, text_of
 
 ONE_PLACE = "a plan is for one place: choose 'function', 'sites' or one site's key."
 
@@ -64,6 +68,7 @@ class Engine:
         restore_lines()
         self.given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
         self._fun, self.parts = self.given.fun, dict[str, int]()
+        self._cuts: Mapping[int, Cut] = MappingProxyType({})
         self._gradients = inner_gradients(self.given)
         self._begin(gradient, wrt is not None or has_aux)
 
@@ -83,7 +88,7 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        self._selector = Selector(self.primal, self.vmaps, self.parts)
+        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut)
         self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
 
@@ -130,7 +135,7 @@ class Engine:
     def _copy(self) -> Self:
         """One that is to begin anew."""
         other: Self = copy.copy(self)
-        for name in ("_names", "donation"):
+        for name in ("_names", "donation", "in_microbatches"):
             other.__dict__.pop(name, None)
         other.lock = threading.RLock()
         return other
@@ -163,6 +168,21 @@ class Engine:
         inside, vmaps = self.differentiated_inside, self.given.vmaps
         return {key: vmap for key, vmap in vmaps.items() if inside is None or inside[1:] in vmap.around}
 
+    @property
+    def microbatches(self) -> int:
+        """In how many parts of the batch the gradient is taken."""
+        return math.prod(count for key, count in self.parts.items() if key in BATCH)
+
+    @property
+    def cut_batch(self) -> tuple[Site, ...]:
+        """The place that is the batch in about the square root of the most microbatches, if there can be some."""
+        divisors, _ = self.in_microbatches
+        if not divisors:
+            return ()
+        at = f"{self.batch_key} in {middle(divisors)}"
+        code = self.in_parts("none", at).select("none", at).code
+        return (Site(at, self.primal.name, middle(divisors), "", None, possible=True, code=code),)
+
     def in_parts(self, policy: Any, at: Any) -> Self:
         """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it.
 
@@ -171,7 +191,8 @@ class Engine:
         """
         policy, at = self._chosen(policy, at)
         chosen = at.items() if isinstance(at, Mapping) else [(at, policy)]
-        parts = parts_in(key for key, policy in chosen if not isinstance(policy, str) or policy != "as_written")
+        written = [key for key, policy in chosen if isinstance(policy, str) and policy == "as_written"]
+        parts = parts_in(key for key, _ in chosen if key not in written or parts_in([key]).keys() & BATCH)
         if parts.items() <= self.parts.items():
             return self
         order = tuple(sorted(parts.items()))
@@ -182,30 +203,90 @@ class Engine:
 
     def _traced_in(self, parts: dict[str, int]) -> Self:
         places = dict[Identity, tuple[str, int]]()
+        batch = [key for key in parts if key in BATCH]
         for key, count in parts.items():
+            if key in batch:
+                continue
             if key not in self.vmaps:
                 has = f"it has {', '.join(self.vmaps) or 'none'}."
                 raise RematError(f"{self.primal.name} has no {key} to be in parts: {_jax.why_no_vmaps() or has}")
             self.vmaps[key].check(count)
             places[self.vmaps[key].who] = f"{key} in {count}", count
         if self.given.mesh_devices > 1:
-            raise RematError("No vmap is done in parts where several devices share the work.")
-        with self.given.tracing():  # whichever thread asks
-            given = self.given
-            other: Self = self._copy()
-            fun, of = with_parts(self._fun, places), (given.signature, given.has_aux)
-            other.parts, other.given = parts, Primal(fun, *of, names=given.names)
-            other.given.vmaps, other.given.stale = given.vmaps, given.stale
-            other._gradients = inner_gradients(other.given)
-            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
-        other.plans = self.plans
-        other.__dict__["donation"] = self.donation  # what jits the step is not to be seen from the one in parts
+            raise RematError("Nothing is done in parts where several devices share the work.")
+        fun = with_parts(self._fun, places) if places else self._fun
+        other = self._in_microbatches(fun, batch[0], parts) if batch else self._again(fun, parts)
         found = {site.key for site in other.primal.table.sites}
         for place, _ in places.values():
             if place not in found:
                 raise RematError(f"{place}: {self.primal.name} does not call it where it is differentiated.")
             refuse_other_bits(other.primal.closed, place, other.primal.site_of)
         return other
+
+    def _again(self, fun: Any, parts: dict[str, int], cuts: Mapping[int, Cut] = MappingProxyType({})) -> Self:
+        with self.given.tracing():  # whichever thread asks
+            given = self.given
+            other: Self = self._copy()
+            other.parts, other._cuts = parts, cuts
+            other.given = Primal(fun, given.signature, given.has_aux, names=given.names)
+            other.given.vmaps, other.given.stale = given.vmaps, given.stale
+            other._gradients = inner_gradients(other.given)
+            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
+        other.plans = self.plans
+        other.__dict__["donation"] = self.donation  # what jits the step is not to be seen from the one in parts
+        return other
+
+    def _code_of_cut(self, option: str | None) -> str:
+        codes = {code_of(cut, option) for cut in self._cuts.values()}
+        return codes.pop() if len(codes) == 1 else ""
+
+    @property
+    def batch_key(self) -> str:
+        """What the microbatches are called in places: ``batch``, where no function of the program is."""
+        places = {site.key for site in self.primal.table.sites} | self.primal.possible.callees.keys()
+        return "microbatches" if "batch" in places else "batch"
+
+    @property
+    def _batches(self) -> list[tuple[int, list[str]]]:
+        """What may be the batch: how many examples, and in which leaves; the likeliest first."""
+        return sorted(batches(self.given, self.step), key=lambda batch: -len(batch[1])) if self.step else []
+
+    @kept
+    def in_microbatches(self) -> tuple[tuple[int, ...], str]:
+        """The numbers of microbatches that there can be, and why there are none where something may be a batch."""
+        why = ""
+        for size, _ in self._batches:
+            divisors = tuple(n for n in range(2, size + 1) if size % n == 0)
+            try:
+                if divisors and self.in_parts("none", f"{self.batch_key} in {middle(divisors)}"):
+                    return divisors, ""
+            except RematError as error:
+                why = why or str(error)
+        return (), why
+
+    def _in_microbatches(self, fun: Any, key: str, parts: dict[str, int]) -> Self:
+        count, errors = parts[key], list[RematError]()
+        if self.inside is None or self.step is None:
+            raise RematError("Only a training step that is known takes its gradient in microbatches.")
+        if self.batch_key not in (key, "batch"):
+            raise RematError(
+                f"{self.primal.name} calls a function batch: for microbatches write at='{self.batch_key} in {count}', "
+                "for a checkpoint on the function at='batch'."
+            )
+        for size, leaves in self._batches:
+            try:
+                if size % count or count == 1:
+                    divisors = [n for n in range(2, size + 1) if size % n == 0][:12]
+                    raise RematError(f"{size} examples are not {key} in {count}: choose one of {divisors}.")
+                cuts = dict[int, Cut]()  # one for each call of the function
+                who = self.inside.function.who
+                return self._again(with_microbatches(fun, who, leaves, count, cuts), parts, cuts)
+            except Exception as error:  # noqa: BLE001 - whatever the user's function raises when it is given a part
+                if not isinstance(error, RematError):
+                    text = f"{type(error).__name__}: {one_line(text_of(error), 200)}"
+                    error = RematError(f"{self.given.name} cannot be called with a part of the batch: {text}")
+                errors.append(error)
+        raise errors[0] if errors else RematError(f"No argument of {self.given.name} is known to be the batch.")
 
     def retraced(self, fun: Any, leading: Mapping[str, int] | None = None) -> Self:
         """One of another function with arguments of the same types, under the same settings.

@@ -8,6 +8,7 @@ put into the jaxpr.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import inspect
 import math
@@ -195,7 +196,7 @@ def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[D
         depth += 1
         try:
             with calls.nested() if depth > 1 else contextlib.nullcontext():
-                call = _Call(traceable, args, has_aux, depth - 1)
+                call = HeldGradient(traceable, args, has_aux, depth - 1)
         finally:
             depth -= 1
         functions.insert(place, call.inner)  # before those that it differentiates itself
@@ -243,8 +244,10 @@ def under_policy(
     """
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        if isinstance(traceable, Instead) and traceable.calls is not None:
+            earlier.keep(traceable.calls)
         with recording(earlier) as calls:
-            call = _Call(traceable, args, has_aux)
+            call = HeldGradient(traceable, args, has_aux)
         if call.inner.who != who:
             return call.instead()
         instead = rewrite(call.inner.closed, calls)
@@ -254,8 +257,15 @@ def under_policy(
     return _jax.holding(hold)
 
 
-class _Call:
-    """One call of a function that JAX is about to differentiate, traced."""
+class HeldGradient:
+    """One call of a function that JAX is about to differentiate, traced.
+
+    Attributes:
+        inner: the function as it was traced.
+        calls: those that were recorded meanwhile, where whoever differentiates what stands for it records none.
+    """
+
+    calls: Calls | None = None
 
     def __init__(self, traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, depth: int = 0) -> None:
         leaves, tree = tree_flatten(args)
@@ -276,7 +286,7 @@ class _Call:
 
         self._closed = jax.make_jaxpr(flat)(*leaves)
         (outputs,) = counts
-        if isinstance(traceable, _Instead):
+        if isinstance(traceable, Instead):
             watch.take_from(traceable.inner, named)
         elif not watch.knows_one_of(named):
             jaxpr = _jax.open_jaxpr(self._closed)
@@ -309,11 +319,23 @@ class _Call:
         Args:
             function: what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
         """
-        return _Instead(self, function or _jax.as_function(self._closed))
+        return Instead(self, function or _jax.as_function(self._closed))
 
     def results(self, arrays: Sequence[Any]) -> Any:
         """What the function returns, from the arrays in it."""
         return self._returned.with_arrays(arrays)
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of its constants, and then of what it is differentiated in."""
+        return [*_jax.consts_of(self._closed), *self._leaves]
+
+    def of(self, constants: Sequence[Any]) -> Instead:
+        """A flat function to differentiate that has other constants: of the leaves, with outputs and auxiliary ones."""
+        other, outputs = copy.copy(self), self.inner.outputs
+        other.inner = replace(self.inner, closed=_jax.with_consts(self._closed, constants))
+        other.results = lambda arrays: (arrays[:outputs], arrays[outputs:])
+        return Instead(other, _jax.as_function(other.inner.closed))
 
     def as_calls(self, number: int) -> Callable[..., Any]:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
@@ -334,15 +356,16 @@ class _Call:
         return self.instead(lambda *leaves: call(*outer, *leaves))
 
 
-class _Instead:
+class Instead:
     """A function to differentiate in the place of another, whose name and arguments' names it keeps."""
 
-    def __init__(self, call: _Call, evaluate: Callable[..., Any]) -> None:
+    def __init__(self, call: HeldGradient, evaluate: Callable[..., Any]) -> None:
         self._call, self._evaluate = call, evaluate
-        self.inner = call.inner
+        self.inner, self.calls = call.inner, call.calls
         self.__name__ = call.inner.who[0]
 
     def __call__(self, *args: Any) -> Any:
+        """What the function returns."""
         return self._call.results(self._evaluate(*tree_leaves(args)))
 
 

@@ -368,37 +368,16 @@ class Retrace:
         primal, policy, rewritten = self._primal, self.selection.policy, self._rewriting()
         earlier = Calls(primal.calls)
 
-        def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
-            def traced(*args: Any, **kwargs: Any) -> Any:
-                leaves, tree = tree_flatten((args, kwargs))
-                dynamic = [
-                    not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
-                ]
-                arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
-                returned = Returned()
+        def run(flat: Callable[..., list[Any]], arrays: list[Any]) -> list[Any]:
+            with primal.tracing_again():
+                with recording(earlier) as calls:
+                    closed = jax.make_jaxpr(flat)(*arrays)
+                evaluate = rewritten(closed, calls)
+                earlier.keep(calls, closed)
+                with failures(primal.name, policy):
+                    return list(evaluate(*arrays))
 
-                def flat(*values: Any) -> list[Any]:
-                    given = iter(values)
-                    filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
-                    inner_args, inner_kwargs = tree_unflatten(tree, filled)
-                    return returned.arrays(fun(*inner_args, **inner_kwargs))
-
-                with primal.tracing_again():
-                    with recording(earlier) as calls:
-                        closed = jax.make_jaxpr(flat)(*arrays)
-                    evaluate = rewritten(closed, calls)
-                    earlier.keep(calls, closed)
-                    with failures(primal.name, policy):
-                        return returned.with_arrays(evaluate(*arrays))
-
-            return traced
-
-        @functools.wraps(fun)
-        def applied(*args: Any, **kwargs: Any) -> Any:
-            function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
-            return function(*args, **kwargs)
-
-        return applied
+        return on_arrays(fun, run)
 
     def _rewriting(self) -> Callable[[Any, Calls], Callable[..., Any]]:
         """Makes of a jaxpr of the same function for other arguments, and its calls, a function with the selection.
@@ -442,3 +421,32 @@ class Retrace:
         sites = [site for site in self._primal.table.sites if site.policy != "nothing_saveable"]
         written = {site.key: site.policy for site in sites if site.key not in chosen}
         return failures(self._primal.name, self.selection.policy, written, self._primal.closed)
+
+
+def on_arrays(fun: Callable[..., Any], run: Callable[[Callable[..., list[Any]], list[Any]], list[Any]]) -> Any:
+    """A function like ``fun``: ``run`` is given it as a flat function of arrays, and those, and gives its results."""
+
+    def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            leaves, tree = tree_flatten((args, kwargs))
+            dynamic = [
+                not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
+            ]
+            returned = Returned()
+
+            def flat(*values: Any) -> list[Any]:
+                given = iter(values)
+                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+                inner_args, inner_kwargs = tree_unflatten(tree, filled)
+                return returned.arrays(fun(*inner_args, **inner_kwargs))
+
+            return returned.with_arrays(run(flat, [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]))
+
+        return traced
+
+    @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
+        return function(*args, **kwargs)
+
+    return applied

@@ -6,7 +6,7 @@ import difflib
 import functools
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,10 +64,17 @@ class Selection:
 class Selector:
     """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
 
-    def __init__(self, primal: Primal, vmaps: Mapping[str, Vmap], parts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        primal: Primal,
+        vmaps: Mapping[str, Vmap],
+        parts: Mapping[str, int],
+        code_of_cut: Callable[[str | None], str],
+    ) -> None:
         self._sites = {site.key: site for site in primal.table.sites}
         self._possible, self._vmaps = primal.possible, vmaps
-        self._parts = {f"{key} in {count}": vmaps[key] for key, count in parts.items()}
+        self._code_of_cut = code_of_cut
+        self._parts = {f"{key} in {count}": vmaps.get(key) for key, count in parts.items()}
         self._function = primal.name
         self._interned: dict[tuple[str | int, ...], Resolved] = {}
         self._lock = threading.Lock()
@@ -112,6 +119,10 @@ class Selector:
             whole = None if written else resolved.policy
             code = f"{self._function} = jax.checkpoint({self._function}{option_of(resolved)})" if whole else ""
             return Selection(resolved.key, at, whole, (), code, resolved.notes)
+        if at in self._parts and self._parts[at] is None:  # microbatches, each under that policy
+            whole = None if resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT else resolved.policy
+            code = self._code_of_cut(None if whole is None else option_of(resolved))
+            return Selection(resolved.key, at, whole, (), code, resolved.notes)
         if at == "sites":
             if not self._sites:
                 raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
@@ -136,7 +147,8 @@ class Selector:
             codes += [selection.code] if selection.code else []
             notes += selection.notes
         text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
-        return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), "; ".join(codes), tuple(notes))
+        together = ("\n" if any("\n" in code for code in codes) else "; ").join(codes)
+        return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), together, tuple(notes))
 
     def _at_sites(self, resolved: Resolved, at: str, keys: tuple[str, ...]) -> Selection:
         if resolved.policy is AS_WRITTEN:

@@ -13,7 +13,7 @@ import linecache
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -27,7 +27,8 @@ from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError, Site, SourceSpan
 from remat_magic.user_files import is_library_file, is_user_file
 
-_KEY = re.compile(r"(?P<vmap>vmap\(.+\)) in (?P<parts>\d+)")
+_KEY = re.compile(r"(?P<what>vmap\(.+\)|batch|microbatches) in (?P<parts>[1-9]\d*)")
+BATCH = frozenset({"batch", "microbatches"})  # both are the microbatches of a step's gradient
 _AXES = ("in_axes", "out_axes")
 _LOOKED_AT = 50  # objects in a wrapper, for what it wraps
 
@@ -63,7 +64,7 @@ class Vmap:
     @property
     def site(self) -> Site:
         """It as a place, in about the square root of the most parts."""
-        n = min(self.divisors, key=lambda n: abs(math.log(n * n / self.divisors[-1])))
+        n = middle(self.divisors)
         return Site(f"{self.key} in {n}", self.who[0], n, "", self.calls[0][0], possible=True, code=self.code(n, ""))
 
     def codes(self, parts: int, option: str | None) -> dict[SourceSpan, str]:
@@ -98,6 +99,11 @@ class Vmap:
                 f"{self.key} maps {sizes} examples, which {parts} does not divide into parts: choose one of "
                 f"{self.divisors[:12]}."
             )
+
+
+def middle(divisors: Sequence[int]) -> int:
+    """Of some numbers of parts that about the square root of the most."""
+    return min(divisors, key=lambda n: abs(math.log(n * n / divisors[-1])))
 
 
 def _text_of(span: SourceSpan) -> str:
@@ -195,9 +201,9 @@ def with_parts(fun: Any, parts: Mapping[Identity, tuple[str, int]]) -> Any:
 
 
 def parts_in(keys: Iterable[Any]) -> dict[str, int]:
-    """The parts that places ask for, by the keys of ``vmap`` calls."""
+    """The parts that places ask for, by the keys of ``vmap`` calls, and that of the batch."""
     found = (_KEY.fullmatch(key) for key in keys if isinstance(key, str))
-    return {match["vmap"]: int(match["parts"]) for match in found if match}
+    return {match["what"]: int(match["parts"]) for match in found if match}
 
 
 def refuse_other_bits(closed: Any, key: str, site_of: Callable[[Any], str]) -> None:

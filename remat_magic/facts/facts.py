@@ -227,6 +227,7 @@ class Variant:
         both = reports.halves_of(half, backward, provenances, gradients)
         make = reports.full if full else partial(reports.figures, timed=timed)
         report = make(self.preview, both, memory, schedule)
+        report = report if self.engine.microbatches == 1 else reports.of_all_parts(report, self.engine.microbatches)
         self.facts.first.setdefault(self.selection.identity, self)
         return report
 

@@ -140,6 +140,31 @@ def figures(
     return with_peak(report, schedule)
 
 
+def of_all_parts(report: Report, parts: int) -> Report:
+    """A report whose work is that of all the parts in which a gradient is taken; bytes are of one after another."""
+
+    def all_(value: int | None) -> int | None:
+        return value and value * parts
+
+    again = (
+        replace(
+            it,
+            flops=all_(it.flops),
+            bytes=all_(it.bytes),
+            times=all_(it.times),
+            communicated_bytes=parts * it.communicated_bytes,
+            sent_bytes=parts * it.sent_bytes,
+        )
+        for it in report.recomputed
+    )
+    kernels = {
+        name: tuple(kernel.often(parts) for kernel in getattr(report, name))
+        for name in ("forward_kernels", "backward_kernels", "recomputed_kernels")
+    }
+    flops = {"forward_flops": all_(report.forward_flops), "backward_flops": all_(report.backward_flops)}
+    return replace(report, recomputed=tuple(again), **flops, **kernels)
+
+
 def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
     """The report of both halves; the arguments are those of ``figures``."""
     half, backward, provenances, gradients, saved, recomputation, lines = both

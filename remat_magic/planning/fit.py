@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
+from remat_magic.engine.microbatches import batches
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
@@ -21,7 +22,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import Search, by_hand
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
-from remat_magic.records.fit import ordered
+from remat_magic.records.fit import microbatches_in, ordered
 
 LIKE = "H100 SXM"
 """The device as on which peaks are where only bytes are given."""
@@ -32,7 +33,6 @@ _EDITS = 4  # that are written to find one that can be
 _TRACED = 5  # batches that are traced
 _PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
 _FAR = 64  # times of the batch, and what is larger says nothing
-_CANDIDATES = 2  # sizes that may be the batch
 _ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
@@ -124,7 +124,7 @@ class Fitting:
         """The same, unless an edit writes all of some choices; else with the nearest that one writes in their place."""
         anew = False
         for choice in choices:
-            if choice.which in self._view.written:
+            if choice.which in self._view.written or microbatches_in(choice.at) > 1:
                 continue
             nearest = self._view.write(choice, self._write(self._facts, choice))
             if nearest is not None:
@@ -184,6 +184,8 @@ class _View:
         if offloading(report, self._target.device) == "kept":
             unusable = unusable or _KEPT
         seconds = self._seconds(report) if known else None
+        if microbatches_in(report.at) > 1 and not (report.code or unusable):
+            unusable = "No code is known for it: trace.function gives a step that does it."
         choice = FitChoice(
             what_of(self._facts, report),
             report.policy,
@@ -231,13 +233,16 @@ class _View:
         first = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
         offered = [choice for choice in fit.choices if choice.plan is not None and choice.fits is not False]
         choices = (choice for choice in (first, *offered) if choice is not None and choice != self.as_written)
-        return next((choice for choice in choices if choice.which not in self.written), None)
+        edited = (choice for choice in choices if microbatches_in(choice.at) == 1)  # which are written by their code
+        return next((choice for choice in edited if choice.which not in self.written), None)
 
     def _seconds(self, report: Report) -> float | None:
         if self._times is None or self._target.device is None:
             return None
         if report.policy == self.report.policy and report.at == self.report.at:
             return 0.0
+        if microbatches_in(report.at) > 1 and report.complete:  # each reads the parameters again
+            return times(report, self._target.device).total - self._times.total
         extra, before = (added(it, self._target.device) for it in (report, self.report))
         return None if extra is None or before is None else extra - before
 
@@ -309,6 +314,9 @@ def what_of(facts: Facts, choice: Report | ComparisonRow) -> str:
 
 
 def _what(policy: str, place: str) -> str:
+    if microbatches_in(place) > 1:
+        each = "" if policy in ("none", "as_written") else f", each under {policy}"
+        return f"the gradient in {microbatches_in(place)} microbatches{each}"
     if policy == "as_written":
         return "as written"
     if parts_in([place]):
@@ -342,7 +350,10 @@ def _place(facts: Facts, at: str) -> str:
 
 def with_imports(code: str) -> str:
     """Code to paste, with what it needs that a program with JAX may not have."""
-    needed = {"functools": "functools." in code.partition("  # ")[0], "jax": "jax.lax.map(" in code}
+    needed = {
+        "functools": "functools." in code.partition("  # ")[0],
+        "jax": "jax.lax.map(" in code or code.startswith("def "),
+    }
     imports = "".join(f"import {name}\n" for name, is_needed in needed.items() if is_needed)
     return f"{imports}\n{code}" if imports else code
 
@@ -362,7 +373,7 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
         written: the report of the program as written.
         by_xla: what XLA says that it needs, which an estimate is as far from at other batches.
     """
-    for batch, leaves in _batches(facts):
+    for batch, leaves in batches(facts.engine.given, facts.engine.step):
         arrays = facts.engine.given.signature.arrays
         fixed = sum(_jax.nbytes(leaf.value) for leaf in arrays if leaf.name not in leaves)
         needed = facts.memo.setdefault((__name__, target.memory, batch, *leaves), {batch: written.peak_bytes or 0})
@@ -387,33 +398,6 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
         if len(needed) > 1:
             return max((size for size, bytes_ in needed.items() if bytes_ <= capacity), default=None)
     return None
-
-
-def _batches(facts: Facts) -> Iterator[tuple[int, list[str]]]:
-    """What may be the batch: a size, and the leaves whose first dimension is as large; the likeliest first.
-
-    Of a training step it is what the gradient reads besides the parameters. Otherwise parameters are not told apart:
-    numbers that are no floating-point ones come first, then the last arguments, of those whose arrays are all alike.
-    """
-    engine = facts.engine
-    arrays = [leaf for leaf in engine.given.signature.arrays if len(leaf.value.shape) and not _jax.is_key(leaf.value)]
-    leaves = arrays
-    roles = dict[str, str]()
-    if engine.step is not None:
-        roles = {leaf.name: role for leaf, role in zip(engine.given.signature.arrays, engine.step.roles, strict=True)}
-        leaves = [leaf for leaf in leaves if roles[leaf.name] == "batch"]
-    else:
-        sizes = dict[str, set[int]]()
-        for leaf in leaves:
-            sizes.setdefault(leaf.argument, set()).add(leaf.value.shape[0])
-        leaves = [leaf for leaf in leaves if len(sizes[leaf.argument]) == 1]
-    last_first = [leaf for kind in (False, True) for leaf in reversed(leaves) if leaf.differentiated is kind]
-    for size in list(dict.fromkeys(leaf.value.shape[0] for leaf in last_first))[:_CANDIDATES]:
-        alike = [leaf for leaf in last_first if leaf.value.shape[0] == size]
-        if roles or len(alike) < len(arrays):  # else nothing is left for parameters
-            yield size, [leaf.name for leaf in alike]
-        if not roles and len({leaf.argument for leaf in alike}) > 1:  # a square matrix of weights may be as large
-            yield size, [leaf.name for leaf in alike if leaf.argument != alike[-1].argument]
 
 
 def _doubled(capacity: int, batch: int, needed: int, fixed: int) -> int:

@@ -165,9 +165,12 @@ class Run:
 # -------------------------------------------------------------------------------------------------- from JAX's halves
 
 
-def build(parts: Dissection) -> Graph:
+def build(parts: Dissection, runs: int = 1) -> Graph:
     """The graph of a function whose values are all named."""
-    return _Builder(parts).graph
+    graph = _Builder(parts).graph
+    graph.flops = [runs * flops for flops in graph.flops]
+    graph.operations = [tuple((eqn, runs * turns) for eqn, turns in operations) for operations in graph.operations]
+    return graph
 
 
 class _Leaf(NamedTuple):

@@ -21,10 +21,12 @@ from remat_magic.comparing.compare import row_of
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.primal import Contents
 from remat_magic.engine.selection import policy_of_each
+from remat_magic.engine.vmaps import middle
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report
+from remat_magic.records.fit import microbatches_in
 
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
@@ -213,28 +215,46 @@ class Search:
                 around.setdefault(operation, []).append(inside[key].operations)
         return [key for key in places if not _is_within(inside[key].operations, around)]
 
-    def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
-        """What is mapped in the fewest parts, and in about the square root of the most; not what makes little."""
+    def _cuts(self) -> Iterator[tuple[str, Sequence[int], str]]:
+        """What can be cut, in how many parts, and with which policy that is tried: microbatches repeat nothing."""
         engine = self._facts.engine
+        yield from ((vmap.key, vmap.divisors, _NOTHING) for vmap in engine.vmaps.values() if vmap.divisors)
+        if numbers := engine.in_microbatches[0]:
+            yield engine.batch_key, numbers, "none"
+
+    def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
+        """What can be cut in the fewest parts, and in about the square root of the most; not what makes little."""
+        engine, little = self._facts.engine, list[str]()
         keys = {callee.who: key for key, callee in engine.primal.possible.callees.items()}
         for vmap in engine.vmaps.values():
             own = inside.get(keys.get(vmap.who, ""))
             if own is not None and own.nbytes < _LARGE * inside["function"].nbytes:
-                self._leave_out("what it makes is less than a tenth of all", vmap.key)
-            elif numbers := vmap.divisors:
-                for at in dict.fromkeys((f"{vmap.key} in {numbers[0]}", vmap.site.key)):
-                    yield _Candidate(_NOTHING, at)
+                little.append(vmap.key)
+        if little:
+            self._leave_out("what it makes is less than a tenth of all", *little)
+        if why := engine.in_microbatches[1]:
+            self._leave_out(why.rstrip("."), "microbatches")
+        for key, numbers, policy in self._cuts():
+            for n in dict.fromkeys((numbers[0], middle(numbers))) if key not in little else ():
+                yield _Candidate(policy, f"{key} in {n}")
 
     def _more_parts(self, capacity: int) -> Iterator[_Candidate]:
-        """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts."""
-        for vmap in self._facts.engine.vmaps.values():
-            tried = {n: r.peak_high for n in vmap.divisors for r in self._known(f"{vmap.key} in {n}") if r.peak_high}
+        """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts.
+
+        Microbatches that do not fit by themselves are tried with the checkpoint that lowers the peak most.
+        """
+        by_place = {(it.policy, it.at): it.peak_high for it in self.tried if it.peak_high}
+        for key, numbers, policy in self._cuts():
+            tried = {n: by_place[policy, at] for n in numbers if (policy, at := f"{key} in {n}") in by_place}
             if len(tried) < 2:
                 continue
             (few, high), *_, (many, low) = sorted(tried.items())
             b = (high - low) / (1 / few - 1 / many)
-            fitting = (n for n in vmap.divisors if low + b * (1 / n - 1 / many) <= _SURELY * capacity)
-            yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in [*fitting][:1] if n not in tried)
+            fitting = [n for n in numbers if low + b * (1 / n - 1 / many) <= _SURELY * capacity]
+            yield from (_Candidate(policy, f"{key} in {n}") for n in fitting[:1] if n not in tried)
+            others = [at for _, at in sorted(by_place, key=by_place.__getitem__) if at in self._facts.engine.contents()]
+            if policy == "none" and others and not (fitting and fitting[0] <= many):
+                yield from (_mixed({f"{key} in {n}": policy, others[0]: _NOTHING}) for n in (few, many))
 
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
         """The places that make enough to matter, each once, those with most to gain first."""
@@ -355,7 +375,8 @@ class Search:
                 return
             variant = self._facts.under(policy, choice.at)
             timed = self._device is not None
-            report = variant.report(self._memory) if self._whole else variant.figures(self._memory, timed=timed)
+            whole = self._whole or (timed and microbatches_in(choice.at) > 1)  # which take other times all over
+            report = variant.report(self._memory) if whole else variant.figures(self._memory, timed=timed)
         except RematError as error:
             if choice.limit is not None:  # what is too little for a plan is no choice
                 return

@@ -123,7 +123,9 @@ def planner(facts: Facts, at: str | None) -> Planner:
         cached = facts.memo.get(key)
         if cached is None:
             parts = facts.engine.dissect(at)
-            cached = facts.memo[key] = Planner(facts, parts, build(parts), facts.under("none", at).saved_bytes)
+            cached = facts.memo[key] = Planner(
+                facts, parts, build(parts, facts.engine.microbatches), facts.under("none", at).saved_bytes
+            )
         return cached
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -14,6 +15,12 @@ from remat_magic.records.report import Report
 from remat_magic.records.timeline import Timeline
 
 _HARDLY = 0.01  # of a peak, and of the step's time: what differs by less is the same to a reader
+
+
+def microbatches_in(at: str) -> int:
+    """In how many microbatches a gradient is taken, by the key of a place or of several."""
+    found = re.search(r"(?:^|, )(?:batch|microbatches) in (\d+)(?:=|$)", at)
+    return int(found[1]) if found else 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -90,10 +97,10 @@ class FitChoice(Displayed):
         return f"The caller may not use {', '.join(self.donate)} after the call." if self.donate else ""
 
     @property
-    def cost(self) -> tuple[float, float]:
-        """What choices are ordered by: the time that they add, or the FLOPs where no device is known."""
+    def cost(self) -> tuple[float, float, int]:
+        """What choices are ordered by: the time that they add (FLOPs where no device is known), then microbatches."""
         flops = float("inf") if self.extra_flops is None else self.extra_flops
-        return (flops if self.extra_seconds is None else self.extra_seconds, flops)
+        return (flops if self.extra_seconds is None else self.extra_seconds, flops, microbatches_in(self.at))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -36,7 +36,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
     meanings = {choice.key: choice.meaning for choice in trace.choices()}
     places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
-    places += [(site.key, f"{site.key} parts") for site in trace.parts]
+    places += [(site.key, f"{site.key} parts") for site in trace.vmaps]  # of the batch the choices tell
     at = select("at", "Place", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
     more_button = button("more", "more", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)

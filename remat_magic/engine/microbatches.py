@@ -1,0 +1,305 @@
+"""A step's gradient in microbatches: ``batch in 8`` is a scan over eighths of the batch that adds up their gradients.
+
+The cut is where the step takes its gradient, so that all that it does besides stays as it is. It is made only where
+the loss is known to be a sum or a mean over the examples, by ``_jax.followed``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.tree_util import tree_leaves
+
+from remat_magic import _jax
+from remat_magic.engine.calls import recording
+from remat_magic.engine.gradients import Differentiated, HeldGradient
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.retrace import on_arrays
+from remat_magic.engine.signature import Signature
+from remat_magic.engine.sites import Identity
+from remat_magic.engine.steps import Step
+from remat_magic.jaxprs.provenance import Spans
+from remat_magic.jaxprs.values import is_inexact
+from remat_magic.records import RematError
+from remat_magic.user_files import is_user_file
+
+_CANDIDATES = 2  # sizes that may be the batch
+
+
+def batches(given: Primal, step: Step | None) -> Iterator[tuple[int, list[str]]]:
+    """What may be the batch: a size, and the leaves whose first dimension is as large; the likeliest first.
+
+    Of a training step it is what the gradient reads besides the parameters. Otherwise parameters are not told apart:
+    numbers that are no floating-point ones come first, then the last arguments, of those whose arrays are all alike.
+    """
+    arrays = [leaf for leaf in given.signature.arrays if len(leaf.value.shape) and not _jax.is_key(leaf.value)]
+    leaves = arrays
+    roles = dict[str, str]()
+    if step is not None:
+        roles = {leaf.name: role for leaf, role in zip(given.signature.arrays, step.roles, strict=True)}
+        leaves = [leaf for leaf in leaves if roles[leaf.name] == "batch"]
+    else:
+        sizes = dict[str, set[int]]()
+        for leaf in leaves:
+            sizes.setdefault(leaf.argument, set()).add(leaf.value.shape[0])
+        leaves = [leaf for leaf in leaves if len(sizes[leaf.argument]) == 1]
+    last_first = [leaf for kind in (False, True) for leaf in reversed(leaves) if leaf.differentiated is kind]
+    for size in list(dict.fromkeys(leaf.value.shape[0] for leaf in last_first))[:_CANDIDATES]:
+        alike = [leaf for leaf in last_first if leaf.value.shape[0] == size]
+        if roles or len(alike) < len(arrays):  # else nothing is left for parameters
+            yield size, [leaf.name for leaf in alike]
+        if not roles and len({leaf.argument for leaf in alike}) > 1:  # a square matrix of weights may be as large
+            yield size, [leaf.name for leaf in alike if leaf.argument != alike[-1].argument]
+
+
+class _Eager(Exception):  # noqa: N818 - no fault of anybody's
+    """The step takes its gradient where nothing is traced."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """A gradient in so many ``parts``: of which function, and what its constants and leaves, and its results are.
+
+    ``place`` is the user's code that takes it, and the instruction there.
+    """
+
+    inner: Differentiated
+    given: Sequence[_jax.Share | None]
+    shares: Sequence[_jax.Share | None]
+    parts: int
+    place: tuple[CodeType, int] | None = None
+
+
+def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: int, told: dict[int, Cut]) -> Any:
+    """A function like ``fun`` whose gradient of ``who`` is taken in equal parts of the batch, whenever it is traced.
+
+    Args:
+        fun: the step.
+        who: the function that it differentiates.
+        batch: the names of the leaves of its arguments that have the examples along their first dimension.
+        parts: how many.
+        told: is given each gradient that is taken so, by its number.
+    """
+    generation, known = _jax.Generation(), dict[Any, tuple[Signature, list[HeldGradient]]]()
+
+    def tracing() -> contextlib.AbstractContextManager[None]:
+        # Under a policy, and where somebody looks for gradients, the step has a generation of its own already.
+        own = contextlib.nullcontext() if _jax.is_holding() else None
+        return own or _jax.tracing(generation, _jax.remat3(), _jax.x64())
+
+    def small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[HeldGradient]:
+        """The gradients of a step of one part."""
+        signature = Signature(fun, args, kwargs, None)
+        types = tuple((leaf.name, str(leaf.value) if leaf.is_array else id(leaf.value)) for leaf in signature.leaves)
+        if any(isinstance(leaf, Tracer) for leaf in tree_leaves((args, kwargs))):
+            return _of_a_part(fun, signature, who, batch, parts)
+        if types not in known:
+            known[types] = signature, _of_a_part(fun, signature, who, batch, parts)
+        return known[types][1]
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        held = enumerate(small(args, kwargs))
+
+        def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
+            with _jax.not_holding():
+                whole = HeldGradient(traceable, given, has_aux)
+            if whole.inner.who != who:
+                return whole.instead() if before is None else before(traceable, given, has_aux)
+            if not any(isinstance(leaf, Tracer) for leaf in tree_leaves(given)):
+                raise _Eager
+            number, part = next(held, (0, None))
+            instead, cut = _added_up(whole, part, parts, before)
+            told[number] = replace(cut, place=_user())
+            return instead
+
+        with tracing(), _jax.holding_alone(hold) as before:
+            return fun(*args, **kwargs)
+
+    def run(flat: Any, arrays: list[Any]) -> list[Any]:
+        with tracing():
+            return _jax.as_function(jax.make_jaxpr(flat)(*arrays))(*arrays)
+
+    @functools.wraps(fun)
+    def cut(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return traced(*args, **kwargs)
+        except _Eager:
+            return on_arrays(traced, run)(*args, **kwargs)
+
+    return cut
+
+
+def _user() -> tuple[CodeType, int] | None:
+    """The innermost code of the user's that runs, and the instruction."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and (frame.f_code, frame.f_lasti)
+
+
+def _of_a_part(fun: Any, signature: Signature, who: Identity, batch: Collection[str], parts: int) -> list[HeldGradient]:
+    """The gradients of ``who`` that a step takes of a part of the batch, in order."""
+    arrays, held = list[Any](), list[HeldGradient]()
+    for leaf in signature.arrays:
+        shape = leaf.value.shape
+        if leaf.name in batch:
+            if not shape or shape[0] % parts:
+                raise RematError(
+                    f"{leaf.name} has {shape[0] if shape else 1} examples, which are not {parts} equal parts."
+                )
+            shape = (shape[0] // parts, *shape[1:])
+        weak = getattr(leaf.value, "weak_type", False)
+        arrays.append(jax.ShapeDtypeStruct(shape, leaf.value.dtype, weak_type=weak))
+
+    def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
+        with _jax.not_holding():
+            gradient = HeldGradient(traceable, given, has_aux)
+        if gradient.inner.who == who:
+            held.append(gradient)
+        return gradient.as_calls(0)  # so that the equations of the function stand in its own jaxpr alone
+
+    args, kwargs = signature.arguments(arrays)
+    with _jax.tracing(_jax.Generation(), _jax.remat3(), _jax.x64()), recording() as calls, _jax.holding_alone(hold):
+        Signature(fun, args, kwargs, None).jaxpr(fun, lambda _: [])
+    for gradient in held:
+        gradient.calls = calls
+    return held
+
+
+def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before: _jax.Hold | None) -> tuple[Any, Cut]:
+    """What to differentiate instead of a function: it is known already, by a scan over its parts, with its gradient.
+
+    Args:
+        whole: the function, of the batch.
+        part: the same of one part of it.
+        parts: how many there are.
+        before: what takes hold of the gradient of a part.
+
+    Raises:
+        RematError: the parts do not add up to it.
+    """
+    name = whole.inner.who[0]
+    if part is None or whole.inner.depth or whole.inner.vmaps or whole.inner.devices:
+        raise RematError(f"{name} is differentiated under vmap or on each device by itself, which is not cut further.")
+    try:
+        given, shares = _followed(whole, part, parts)
+    except _jax.Refused as refused:
+        spans = (Spans().of(_jax.traceback_of(eqn)) for eqn in refused.eqns)
+        span = next(filter(None, spans), None)
+        where = f" ({span.place}: `{span.expression}`)" if span else ""
+        raise RematError(f"{name} cannot be differentiated in microbatches: {refused}{where}.") from None
+    count, types = len(_jax.consts_of(whole.inner.closed)), whole.inner.closed.out_avals
+    pairs = zip(whole.values, given, strict=True)
+    values = [value if share is None else _cut(value, share.axis, parts) for value, share in pairs]
+    kinds = [_kind(*pair) for pair in zip(shares, types, strict=True)]
+    wanted = [leaf.value for leaf in whole.inner.primals if leaf.differentiated]
+
+    def of(kind: str, values: Sequence[Any]) -> list[Any]:
+        return [value for value, own in zip(values, kinds, strict=True) if own == kind]
+
+    def microbatch(carry: Any, cut: Sequence[Any]) -> Any:
+        (sums, _, grads), mine = carry, iter(cut)
+        full = [value if share is None else next(mine) for value, share in zip(values, given, strict=True)]
+        with _jax.holding_alone(before):
+            outputs, pull, auxiliary = jax.vjp(part.of(full[:count]), *full[count:], has_aux=True)
+        new = [grad for grad in pull([jnp.ones_like(outputs[0])]) if grad.dtype != jax.dtypes.float0]
+        results = [*outputs, *auxiliary]
+        pairs = zip(of("same", results), of("same", types), strict=True)
+        same = [jnp.asarray(value, aval.dtype) for value, aval in pairs]
+        return (_plus(sums, of("sum", results)), same, _plus(grads, new)), of("each", results)
+
+    zeros = _zeros(of("sum", types)), [jnp.zeros(it.shape, it.dtype) for it in of("same", types)], _zeros(wanted)
+    examples = [value for value, share in zip(values, given, strict=True) if share is not None]
+    (sums, same, grads), each = jax.lax.scan(microbatch, zeros, examples)
+    made = {"sum": iter(sums), "same": iter(same), "each": iter(each)}
+    results = [_together(next(made[kind]), share, aval) for kind, share, aval in zip(kinds, shares, types, strict=True)]
+    weight = shares[0].weight if shares[0] else 1.0
+
+    @jax.custom_vjp
+    def known(results: Any, _grads: Any, *_leaves: Any) -> Any:
+        return results
+
+    def forward(results: Any, grads: Any, *_leaves: Any) -> Any:
+        return results, grads
+
+    def backward(grads: Any, cotangents: Any) -> Any:
+        scaled = iter((grad * (cotangents[0].astype(grad.dtype) * weight)) for grad in grads)
+        own = whole.inner.primals
+        return None, None, *(next(scaled).astype(leaf.value.dtype) if leaf.differentiated else None for leaf in own)
+
+    known.defvjp(forward, backward)
+    cut = Cut(whole.inner, given, shares, parts)
+    return lambda *args: whole.results(known(results, grads, *tree_leaves(args))), cut
+
+
+def _followed(whole: HeldGradient, part: HeldGradient, parts: int) -> tuple[list[Any], list[Any]]:
+    """What the constants and inputs of a function are to those of a part, and what its results are.
+
+    Raises:
+        Refused: a gradient of parts is not known to add up to that of the whole.
+    """
+    inner, of_part = whole.inner, part.inner
+    consts = [*zip(_jax.consts_of(inner.closed), _jax.consts_of(of_part.closed), strict=False)]
+    if inner.constants.keys() != of_part.constants.keys() or len(whole.values) != len(part.values):
+        raise _jax.Refused("it is another program for a part of the batch")
+    for n, (pair, var) in enumerate(zip(consts, _jax.open_jaxpr(inner.closed).constvars, strict=True)):
+        if n not in inner.constants and not _jax.same_value(*pair):
+            readers = (eqn for eqn in _jax.open_jaxpr(inner.closed).eqns if any(atom is var for atom in eqn.invars))
+            raise _jax.Refused("it reads a constant that is another one for a part of the batch", *readers)
+    types = zip(map(jax.typeof, whole.values), map(jax.typeof, part.values), strict=True)
+    axes = [_jax.differing(*pair) for pair in types]
+    primals = zip(axes[len(consts) :], inner.primals, strict=True)
+    if any(axis is not None and leaf.differentiated for axis, leaf in primals):
+        raise _jax.Refused("what it is differentiated in has the batch's size")
+    if all(axis is None for axis in axes):
+        raise _jax.Refused("nothing that it reads has the batch's size")
+    given = [None if axis is None else _jax.Share("axis", axis) for axis in axes]
+    shares = _jax.followed(inner.closed, of_part.closed, given, parts)
+    loss = shares[0] if shares else None
+    if inner.outputs != 1 or inner.closed.out_avals[0].shape:
+        raise _jax.Refused("it is no function of one number")
+    if loss is None or loss.kind != "sum":
+        raise _jax.Refused("its value is no sum over the examples")
+    if any(share is not None and share.kind not in ("sum", "axis", "zero") for share in shares):
+        raise _jax.Refused("an auxiliary value depends on the batch's size")
+    return given, [None if share is not None and share.kind == "zero" else share for share in shares]
+
+
+def _kind(share: Any, aval: Any) -> str:
+    """Whether a result is added up, the same for all parts, or put together of what each part gives."""
+    if share is None:
+        return "each" if _jax.is_key(aval) else "same"
+    return "sum" if share.kind == "sum" else "each"
+
+
+def _cut(value: Any, axis: int, parts: int) -> Any:
+    shape = value.shape
+    value = jnp.asarray(value).reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
+    return jnp.moveaxis(value, axis, 0)
+
+
+def _together(value: Any, share: Any, aval: Any) -> Any:
+    if share is None:
+        return value[-1] if _jax.is_key(aval) else value
+    if share.kind == "axis":
+        value = jnp.moveaxis(value, 0, share.axis).reshape(aval.shape)
+    return (value if share.weight == 1.0 else value * share.weight).astype(aval.dtype)
+
+
+def _zeros(avals: Sequence[Any]) -> list[Any]:
+    """Where sums begin: of floating-point numbers of fewer bits in float32."""
+    wide = (jnp.promote_types(aval.dtype, jnp.float32) if is_inexact(aval) else aval.dtype for aval in avals)
+    return [jnp.zeros(aval.shape, dtype) for aval, dtype in zip(avals, wide, strict=True)]
+
+
+def _plus(sums: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    return [total + value.astype(total.dtype) for total, value in zip(sums, values, strict=True)]
