@@ -15,7 +15,7 @@ import keyword
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from IPython.core.error import UsageError
 
@@ -70,9 +70,11 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         )
     if values.output is not None and (not values.output.isidentifier() or keyword.iskeyword(values.output)):
         raise UsageError(f"-o takes the name of a variable, and `{values.output}` is not one.")
-    given = {field.name: getattr(values, field.name, None) for field in fields(Options)}
-    given |= {"wrt": _wrt(values.wrt), "expression": rest.removesuffix(";").rstrip() or None}
-    options = Options(**given | ({"policy": _by_name(values.names)} if values.names else {}))
+    given: dict[str, Any] = {field.name: getattr(values, field.name, None) for field in fields(Options)}
+    given.update(wrt=_wrt(values.wrt), expression=rest.removesuffix(";").rstrip() or None)
+    if values.names:
+        given["policy"] = _by_name(values.names)
+    options = Options(**given)
     _check_expression(parser, options)
     return options
 

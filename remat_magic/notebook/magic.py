@@ -11,10 +11,9 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from functools import partial
-from types import CodeType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -303,11 +302,15 @@ class RematMagics(Magics):
         source = ip.transform_cell(text)
         return self._run(ip.compile.ast_parse(source), ip.compile.cache(source, ip.execution_count, raw_code=text))
 
-    def _run(self, module: ast.AST, name: str) -> Any:
+    def _run(self, module: Any, name: str) -> Any:
         __tracebackhide__ = True
-        ip, value = self.ip, None
-        for statement in cast("ast.Module", ip.transform_ast(module)).body:
-            code = _code(statement, name, ip.compile)
+        ip: Any = self.ip
+        value = None
+        for statement in ip.transform_ast(module).body:
+            if isinstance(statement, ast.Expr):
+                code = ip.compile(ast.Expression(statement.value), name, "eval")
+            else:
+                code = ip.compile(ast.Module([statement], []), name, "exec")
             value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
         return value
 
@@ -320,7 +323,7 @@ class RematMagics(Magics):
                 "nothing to inspect: write a call after %remat, such as %remat loss(params, x), or run a cell before."
             )
         asked, own = f"%%remat {line}\n", _OWN_LINE.match(ran.text)
-        module = ip.compile.ast_parse(ip.transform_cell(asked + (ran.text[own.end() :] if own else ran.text)))
+        module: Any = ip.compile.ast_parse(ip.transform_cell(asked + (ran.text[own.end() :] if own else ran.text)))
         for node in ast.walk(module) if own is None else ():  # the lines are those of the cell, which has no such line
             if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
                 node.lineno, node.end_lineno = max(1, node.lineno - 1), max(1, (node.end_lineno or 1) - 1)
@@ -331,13 +334,6 @@ class RematMagics(Magics):
         if ran.message:
             self.session.show_message(ran.message, as_text=bool(parse(self.parser, line).text))
         return self._run(module, name)
-
-
-def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> CodeType:
-    """A statement as IPython compiles it, whose compiler is typed as if it took text alone."""
-    if isinstance(statement, ast.Expr):
-        return compiled(ast.Expression(statement.value), name, "eval")
-    return compiled(ast.Module([statement], []), name, "exec")
 
 
 @contextlib.contextmanager
