@@ -71,6 +71,7 @@ def fits():
     yes = dataclasses.replace(no, capacity_bytes=large, as_written=written.within(large), largest_batch=1024)
     sure = dataclasses.replace(written, needed_bytes=too_small + 1, compiled=True)
     unknown = dataclasses.replace(written, needed_bytes=None, needed_low=None, needed_high=None, unusable="No JAX.")
+    by_hand = dataclasses.replace(CHOICES[0], unusable="No edit writes it: by hand it is `f`.")
     return {
         "no": no,
         "yes": yes,
@@ -78,6 +79,8 @@ def fits():
         "compiled": dataclasses.replace(no, as_written=sure.within(too_small), largest_batch=7),
         "bytes": dataclasses.replace(no, device="", tried=CHOICES[2:], not_tried=("Not tried, since slow: f.",)),
         "nothing": dataclasses.replace(no, tried=(no.as_written,)),
+        "by hand": dataclasses.replace(no, tried=(by_hand, CHOICES[2])),
+        "by hand alone": dataclasses.replace(no, tried=(no.as_written, by_hand)),
         "early": dataclasses.replace(no, tried=(no.as_written,), progress=Progress(1, 30)),
         "stopped": dataclasses.replace(no, progress=Progress(3, 30, cancelled=True)),
         "unknown": dataclasses.replace(no, as_written=unknown.within(too_small)),
@@ -92,7 +95,21 @@ def fits():
     }  # fmt: skip
 
 
-STATES = ["no", "yes", "may", "compiled", "bytes", "nothing", "early", "stopped", "unknown", "alone", "a lot"]
+STATES = [
+    "no",
+    "yes",
+    "may",
+    "compiled",
+    "bytes",
+    "nothing",
+    "by hand",
+    "by hand alone",
+    "early",
+    "stopped",
+    "unknown",
+    "alone",
+    "a lot",
+]
 
 
 def text(record, width=100):
@@ -125,6 +142,8 @@ def test_an_answer_has_40_lines_at_most(fits, state, width):
         ),
         ("bytes", "DOES NOT FIT", ["Nothing that was tried fits", "too big", "Not tried, since slow: f."]),
         ("nothing", "DOES NOT FIT", ["Nothing that was tried helps."]),
+        ("by hand", "DOES NOT FIT", ["Nothing that can be used fits; these come", "nothing_saveable fits. No edit w"]),
+        ("by hand alone", "DOES NOT FIT", ["Nothing that can be used helps.", "nothing_saveable fits. No edit writes"]),
         ("early", "DOES NOT FIT", ["Nothing that helps is known yet.", "Still looking: 1 of 30 choices."]),
         ("stopped", "DOES NOT FIT", ["Try", "The search was stopped after 3 of 30 choices."]),
         ("unknown", "NOT KNOWN", ["No JAX."]),
@@ -135,7 +154,7 @@ def test_it_says_whether_it_fits_and_what_to_do(fits, state, word, also):
     shown = text(fits[state])
     assert shown.splitlines()[1].startswith(f"{word}  ")
     assert all(words in shown for words in also)
-    assert ("too big" in shown) == (state == "bytes")  # what does not fit is no help where something does
+    assert ("too big" in shown) == (state in ("bytes", "by hand"))  # no help where something fits
     if state != "alone":
         assert shown.startswith("step: gradient of loss_fn")
 

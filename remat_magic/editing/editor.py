@@ -68,9 +68,12 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 
 
 def attempt(facts: Facts, choice: FitChoice) -> Edit | str:
-    """The edit of a choice, or a sentence on why none writes it; empty where the source is not at hand."""
+    """The edit of a choice, or a sentence on why none writes it; empty where the source is not at hand.
+
+    Of a choice that cannot be written as a whole nothing is written but the closest.
+    """
     try:
-        editor = _Editor(facts)
+        editor = _Editor(facts, partly=False)
     except RematError:
         return ""
     try:
@@ -105,8 +108,8 @@ def _held_to(plan: Plan, other: Plan) -> Plan:
 class _Editor:
     """Makes edits for one trace."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts, self._engine = facts, facts.engine
+    def __init__(self, facts: Facts, *, partly: bool = True) -> None:
+        self._facts, self._engine, self._partly = facts, facts.engine, partly
         self._code = UserCode.of(self._engine)
         self._retraces = Retraces(facts, self._code)
         self._donation: Donation | None = None  # what is donated besides
@@ -172,7 +175,8 @@ class _Editor:
             for value in plan.names
             if naming.values[value.key].in_rule
         ]
-        edited = self._written(plan, chosen, why)
+        some = self._partly or not why
+        edited = self._written(plan, chosen, why) if some else replace(self._empty(plan), unnamed=tuple(why))
         return edited if _kept_to(edited) else replace(edited, closest=self._closest(plan, program, options))
 
     def _of_policy(self, plan: Plan) -> Edit:

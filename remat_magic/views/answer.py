@@ -49,8 +49,14 @@ def notes_of_fit(fit: Fit) -> list[str]:
     """What must be seen besides the heading, which tells of the step; and where nothing helps what was not tried."""
     of_report = notes_of(fit.report, counting=False) if fit.report else []
     told = [note for note in of_report if not (isinstance(note, Note) and note.kind == "gradient-of-step")]
-    helps = fit.fits or any(choice.fits is not False for choice in fit.choices)
-    return told if helps else [*told, *fit.not_tried]
+    if fit.fits or any(choice.fits is not False for choice in fit.choices):
+        return told
+    return [*told, *(f"{it.what} {fits(it)}. {it.unusable}" for it in _unusable(fit)), *fit.not_tried]
+
+
+def _unusable(fit: Fit) -> list[FitChoice]:
+    """The cheapest choice that fits, or may, and cannot be used, in a list; an empty one where there is none."""
+    return [it for it in fit.tried if it.unusable and it.needed_bytes is not None and it.fits is not False][:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +150,11 @@ def what_to_do(fit: Fit) -> str:
     given = sum(nbytes for kind, nbytes in fit.report.peak_by_kind if kind in _GIVEN) if fit.report else 0
     alone = f"Its arguments alone are {fmt.nbytes(given)}: spread them over several devices. "
     why = alone if given > fit.capacity_bytes else ""
+    nothing = f"{why}Nothing that {'can be used' if _unusable(fit) else 'was tried'}"
     if not rows:
-        return f"{why}Nothing that was tried helps." if fit.progress.finished else "Nothing that helps is known yet."
+        return f"{nothing} helps." if fit.progress.finished else "Nothing that helps is known yet."
     best = rows[0].choice.fits
-    return (
-        "Try" if best else "These may fit" if best is None else f"{why}Nothing that was tried fits; these come nearest"
-    )
+    return "Try" if best else "These may fit" if best is None else f"{nothing} fits; these come nearest"
 
 
 def cost_head(rows: Iterable[Offered]) -> str:
