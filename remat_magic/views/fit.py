@@ -244,7 +244,7 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
     Args:
         report: what autodiff saves.
         timeline: what the device keeps of it, by estimate.
-        device: its name.
+        device: what it is called.
     """
     kept = timeline.saved_bytes
     if kept >= report.saved_bytes:

@@ -87,7 +87,7 @@ class FirstScreen(Panel):
             "takes": takes,
             "totals": line,
             "rarer": rarer,
-            "kept": views.kept_html(report, timeline, str(live.like)),
+            "kept": views.kept_html(report, timeline, live.device if live.is_device else "a GPU"),
         }
 
     def _how(self, choice: FitChoice) -> str:
