@@ -349,6 +349,13 @@ def test_the_handed_back_step_takes_other_batches_eager_and_jitted_and_donates()
     other = rm.trace(eager, *args).function(at="batch in 8")
     assert_close(other(*args), eager(*args))
     assert_close(jax.jit(other)(*args), eager(*args))
+    twice = [jnp.stack([it, 2 * it]) for it in EXAMPLES]
+    assert_close(*(jax.vmap(step, (None, 0, 0))(args[0], *twice) for step in (other, eager)))
+
+    def squares(ws, step):
+        return sum(jnp.sum(grad**2) for grad in step(ws, *EXAMPLES)[1])
+
+    assert_close(*(jax.grad(squares)(weights(2), step) for step in (other, eager)))  # of six layers, rounding shows
 
 
 def test_auxiliary_values_are_added_up_put_together_or_the_same():

@@ -61,8 +61,8 @@ def batches(given: Primal, step: Step | None) -> Iterator[tuple[int, list[str]]]
             yield size, [leaf.name for leaf in alike if leaf.argument != alike[-1].argument]
 
 
-class _Eager(Exception):  # noqa: N818 - no fault of anybody's
-    """The step takes its gradient where nothing is traced."""
+class _NotStaged(Exception):  # noqa: N818 - no fault of anybody's
+    """The step takes its gradient where no jaxpr is made of it alone: its own values stand there for its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,17 +106,19 @@ def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: in
             known[types] = signature, _of_a_part(fun, signature, who, batch, parts)
         return known[types][1]
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(staged: bool, *args: Any, **kwargs: Any) -> Any:
         held = enumerate(small(args, kwargs))
 
         def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
             with _jax.not_holding():
                 whole = HeldGradient(traceable, given, has_aux)
             if whole.inner.who != who:
-                return whole.instead() if before is None else before(traceable, given, has_aux)
-            if not any(isinstance(leaf, Tracer) for leaf in tree_leaves(given)):
-                raise _Eager
+                with _jax.holding_alone(before):  # what is differentiated in there stays whole
+                    return whole.instead() if before is None else before(traceable, given, has_aux)
             number, part = next(held, (0, None))
+            traces = part is not None and whole.inner.constants.keys() == part.inner.constants.keys()
+            if not staged and not (traces and all(map(_jax.is_staged, whole.values)) and not whole.inner.vmaps):
+                raise _NotStaged
             instead, cut = _added_up(whole, part, parts, before)
             told[number] = replace(cut, place=_user())
             return instead
@@ -131,9 +133,9 @@ def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: in
     @functools.wraps(fun)
     def cut(*args: Any, **kwargs: Any) -> Any:
         try:
-            return traced(*args, **kwargs)
-        except _Eager:
-            return on_arrays(traced, run)(*args, **kwargs)
+            return traced(False, *args, **kwargs)
+        except _NotStaged:
+            return on_arrays(functools.partial(traced, True), run)(*args, **kwargs)
 
     return cut
 
