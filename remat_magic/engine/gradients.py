@@ -32,7 +32,7 @@ from remat_magic.engine.sites import Identity, called_in, name_of
 from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Half, RematError
-from remat_magic.user_files import is_user_file
+from remat_magic.user_files import STAND_IN, is_user_file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -389,6 +389,7 @@ class _FirstCall:
     def __init__(self, traceable: Any) -> None:
         self._traceable = traceable
         self.who: Identity | None = None
+        self._is_named = False
         self.static: tuple[Leaf, ...] = ()
         self._names: dict[int, _Name] = {}
         self._of_variables: dict[int, _Name] = {}  # in a jaxpr that is made apart, as of what is jitted
@@ -397,9 +398,10 @@ class _FirstCall:
     def begin(self, frame: FrameType) -> None:
         """A function is called."""
         code = frame.f_code
-        if self.who is not None or not is_user_file(code.co_filename) or _handles_a_container(frame):
+        if self._is_named or not is_user_file(code.co_filename) or _handles_a_container(frame):
             return
-        self.who = _name_of(code), code.co_filename, code.co_firstlineno
+        stood_in, self._is_named = self.who, STAND_IN not in code.co_varnames
+        self.who = stood_in or (_name_of(code), code.co_filename, code.co_firstlineno)
         named, rest, more, local = inspect.getargvalues(frame)
         given = {name: local.get(name) for name in (*named, rest, more) if name is not None}
         with contextlib.suppress(Exception):  # what does not take what its wrapper was given, is not what that wraps
@@ -408,7 +410,9 @@ class _FirstCall:
             if is_user_file(function.__code__.co_filename):
                 given = _as_given_to(function, frame, own)
                 code = function.__code__
-                self.who = _name_of(code), code.co_filename, code.co_firstlineno
+                self.who = stood_in or (_name_of(code), code.co_filename, code.co_firstlineno)
+        if not self._is_named:  # it stands in for what it calls, which names what it is given
+            return
         with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
             self._take_names(frame, given)
 
