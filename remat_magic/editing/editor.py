@@ -58,6 +58,7 @@ from remat_magic.records import (
     Report,
     Site,
 )
+from remat_magic.records.fit import microbatches_in
 from remat_magic.user_files import is_user_file
 
 
@@ -143,6 +144,9 @@ class _Editor:
 
     def edit(self, plan: Plan) -> Edit:
         """The edit of a plan."""
+        if any(microbatches_in(part.at) > 1 for part in _parts(plan)):
+            why = "No edit writes microbatches: `code` of the choice or report is what to write by hand."
+            return replace(self._empty(plan), unnamed=(why,))
         if why := [*self._why_unwritable(plan)]:
             return replace(self._empty(plan), unnamed=tuple(why), closest=self._at_whole_functions(plan))
         if not plan.names:
@@ -342,8 +346,6 @@ class _Editor:
             RematError: a call there is no expression that can be written anew.
         """
         ((key, count),) = parts_in([part.at]).items()
-        if key not in self._engine.vmaps:
-            raise RematError("no edit writes microbatches: `code` of the report or choice is what to write by hand.")
         vmap, selection = self._engine.vmaps[key], self._facts.under(part.policy, part.at).selection
         option = None if part.policy == "none" or selection.resolved is None else option_of(selection.resolved)
         codes = vmap.codes(count, option)

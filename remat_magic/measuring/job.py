@@ -253,10 +253,17 @@ def _next(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> Sequence[
 
 
 def _hopeful(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[FitChoice]:
-    """What XLA was not asked about, costs less than what fits by its word, and may fit; the cheapest first."""
-    enough = min((choice.cost for choice in answers.values() if choice.fits), default=(math.inf, math.inf))
+    """What XLA was not asked about, costs less than what fits by its word, and may fit; the cheapest first.
+
+    Where only what is written by hand has fitted, what an edit writes is asked about all the same.
+    """
+
+    def enough(by_hand: bool) -> tuple[float, float]:
+        fitting = (it.cost for it in answers.values() if it.fits and it.by_hand <= by_hand)
+        return min(fitting, default=(math.inf, math.inf))
+
     choices = (choice for choice in known.tried if choice.which not in answers and not choice.unusable)
-    known_choices = ((choice, choice.needed_low) for choice in choices if choice.cost < enough)
+    known_choices = ((choice, choice.needed_low) for choice in choices if choice.cost < enough(choice.by_hand))
     may_fit = (
         choice
         for choice, low in known_choices

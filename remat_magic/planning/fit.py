@@ -124,7 +124,7 @@ class Fitting:
         """The same, unless an edit writes all of some choices; else with the nearest that one writes in their place."""
         anew = False
         for choice in choices:
-            if choice.which in self._view.written or microbatches_in(choice.at) > 1:
+            if choice.which in self._view.written or choice.by_hand:
                 continue
             nearest = self._view.write(choice, self._write(self._facts, choice))
             if nearest is not None:
@@ -233,7 +233,7 @@ class _View:
         first = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
         offered = [choice for choice in fit.choices if choice.plan is not None and choice.fits is not False]
         choices = (choice for choice in (first, *offered) if choice is not None and choice != self.as_written)
-        edited = (choice for choice in choices if microbatches_in(choice.at) == 1)  # which are written by their code
+        edited = (choice for choice in choices if not choice.by_hand)
         return next((choice for choice in edited if choice.which not in self.written), None)
 
     def _seconds(self, report: Report) -> float | None:

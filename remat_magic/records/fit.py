@@ -92,6 +92,11 @@ class FitChoice(Displayed):
         return self.key, self.at
 
     @property
+    def by_hand(self) -> bool:
+        """Whether no edit writes it, and ``code`` is to be written by hand, as of microbatches."""
+        return microbatches_in(self.at) > 1
+
+    @property
     def caution(self) -> str:
         """One sentence on what the caller must heed; empty where there is nothing."""
         return f"The caller may not use {', '.join(self.donate)} after the call." if self.donate else ""
@@ -162,8 +167,8 @@ class Fit(Displayed):
 
     @property
     def best(self) -> FitChoice | None:
-        """The cheapest choice that fits, or None."""
-        return next((choice for choice in self.choices if choice.fits), None)
+        """The cheapest choice that fits, or None; what an edit writes comes before what is written by hand."""
+        return min((choice for choice in self.choices if choice.fits), key=lambda choice: choice.by_hand, default=None)
 
     @property
     def nearest(self) -> FitChoice | None:
@@ -191,7 +196,8 @@ def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
     Those that fit come first and then those that may, the least extra time leading; then the others by what they need;
     what cannot be used comes last. A choice is beaten by one that fits as surely, needs no more and takes less time.
     Of several that hardly differ in both the simplest beats the others: what a policy of JAX's does needs no plan.
-    Donation asks something of the caller: what fits without it comes before it, and is not beaten by it.
+    Donation asks something of the caller: what fits without it comes before it, and is not beaten by it. Neither does
+    what is written by hand beat what an edit writes.
     """
 
     def key(choice: FitChoice) -> tuple[Any, ...]:
@@ -219,9 +225,10 @@ def _rank(choice: FitChoice) -> int:
     return {True: 0, None: 1, False: 2}[choice.fits]
 
 
-def _effort(choice: FitChoice) -> tuple[bool, int, int, float]:
+def _effort(choice: FitChoice) -> tuple[bool, bool, int, int, float]:
     """What a choice asks of whoever writes it: arguments that are lost, names, places; of equals the cheapest leads."""
-    return bool(choice.donate), len(choice.plan.names) if choice.plan else 0, choice.at.count("="), choice.cost[0]
+    names = len(choice.plan.names) if choice.plan else 0
+    return choice.by_hand, bool(choice.donate), names, choice.at.count("="), choice.cost[0]
 
 
 def _hardly_differ(one: FitChoice, other: FitChoice) -> bool:
@@ -236,7 +243,8 @@ def _hardly_differ(one: FitChoice, other: FitChoice) -> bool:
 
 def _beats(one: FitChoice, other: FitChoice) -> bool:
     """Whether one choice makes another needless; by XLA's word alone not what may need less."""
-    if one is other or other.needed_bytes is None or (one.donate and other.fits and not other.donate):
+    asks_more = one.by_hand > other.by_hand or (one.donate and other.fits and not other.donate)
+    if one is other or other.needed_bytes is None or asks_more:
         return False
     low = other.needed_low if one.compiled and not other.compiled else other.needed_bytes
     own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), low or 0, other.cost)

@@ -194,11 +194,12 @@ def changes_table(rows: Sequence[answer.Offered], heading: str, live: bool = Fal
     for row in rows:
         choice = row.choice
         key, at, what = html.escape(choice.key), html.escape(choice.at), html.escape(choice.what)
+        edit = "Code" if choice.by_hand else "Diff"
         fits = {True: "yes", False: "no", None: "mute"}[choice.fits]
         buttons = (
             f'<button type="button" data-policy="{key}" data-at="{at}" aria-label="Try {what}" {KEYS}>Try</button> '
             f'<button type="button" data-diff="{key}" data-at="{at}" aria-expanded="false" '
-            f'aria-label="Diff of {what}" {KEYS}>Diff</button>'
+            f'aria-label="{edit} of {what}" {KEYS}>{edit}</button>'
         )
         cells = (
             cell(Part(choice.what, html=with_code(words_of(choice)))),
@@ -283,7 +284,13 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
     if reasons := unnamed_sentences(edit):
         values = fmt.count(len(edit.unnamed), "value")
         remarks += f"<details><summary {KEYS}>{values} that no edit names</summary>{findings(reasons)}</details>"
-    diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
+    if choice.by_hand:
+        copied = f'data-action="copy" data-text="{html.escape(choice.code)}" title="Copies the code" {KEYS}'
+        copy = f'<button type="button" {copied}>Copy</button>'
+        head = f'<div class="remat-diff-file"><b>to be written by hand</b> {copy}</div>'
+        remarks, diffs = "", f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
+    else:
+        diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
     return (
         f'<div class="remat-diff-head"><b>{with_code(words_of(choice))}</b> {said} {verified}'
         f'<span class="remat-buttons">{apply}{close}</span></div>'

@@ -155,7 +155,7 @@ IN_PYTHON = Asking(
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
     'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',
     "More: fit.tried has all choices; trace.function(fit.best) does what is best; trace.edit(fit.best).diff() is the "
-    "change to your source, but for microbatches: fit.best.code is what to write.",
+    "change to your source.",
 )
 
 
