@@ -136,7 +136,7 @@ def test_an_answer_has_40_lines_at_most(fits, state, width):
             "DOES NOT FIT",
             [
                 "1 B too much (compiled)",
-                "it fits with a batch of 7, by what XLA needs for this one.",
+                "it fits with a batch of 7, estimated from XLA's figure.",
                 "At the estimated peak of ",
             ],
         ),

@@ -183,7 +183,7 @@ def batch(fit: Fit) -> str:
     """
     if not fit.largest_batch:
         return ""
-    by = "by what XLA needs for this one" if fit.compiled else "by estimate"
+    by = "estimated from XLA's figure" if fit.compiled else "by estimate"
     return f"As it is written, it fits with a batch of {'up to ' * bool(fit.fits)}{fit.largest_batch:,}, {by}."
 
 
