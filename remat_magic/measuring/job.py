@@ -258,7 +258,7 @@ def _hopeful(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[F
     Where only what is written by hand has fitted, what an edit writes is asked about all the same.
     """
 
-    def enough(by_hand: bool) -> tuple[float, float]:
+    def enough(by_hand: bool) -> tuple[float, ...]:
         fitting = (it.cost for it in answers.values() if it.fits and it.by_hand <= by_hand)
         return min(fitting, default=(math.inf, math.inf))
 
