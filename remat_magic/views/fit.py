@@ -287,7 +287,8 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
     if choice.by_hand:
         copied = f'data-action="copy" data-text="{html.escape(choice.code)}" title="Copies the code" {KEYS}'
         copy = f'<button type="button" {copied}>Copy</button>'
-        head = f'<div class="remat-diff-file"><b>to be written by hand, in place of the statement that takes the gradient</b> {copy}</div>'
+        where = "to be written by hand, in place of the statement that takes the gradient"
+        head = f'<div class="remat-diff-file"><b>{where}</b> {copy}</div>'
         remarks, diffs = "", f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
     else:
         diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
