@@ -12,7 +12,7 @@ import pytest
 import remat_magic as rm
 from remat_magic.facts.times import times
 from remat_magic.planning.fit import Fitting, Target
-from remat_magic.records import FitChoice, Plan, PlannedValue
+from remat_magic.records import Fit, FitChoice, Plan, PlannedValue
 from remat_magic.records.fit import ordered
 from tests.benchmarks import networks
 
@@ -277,6 +277,19 @@ def test_no_two_that_hardly_differ_are_on_the_front(choices: list[FitChoice], fr
         found = ordered(given)
         assert [it.what for it in found if not it.beaten_by] == front.split()
         assert all(it.beaten_by.startswith(tuple(front.split())) for it in found if it.what not in front.split())
+
+
+def test_what_is_written_by_hand_comes_first_and_beats_nothing_that_an_edit_writes() -> None:
+    parts = replace(choice("parts", 50, 0.01), at="batch in 8", policy="none")
+    more = replace(choice("more parts", 60, 0.02), at="batch in 16", policy="none")
+    found = ordered([choice("a", 100, 0.2), more, parts])
+    assert [it.what for it in found if not it.beaten_by] == ["parts", "a"]
+    fit = Fit("f", "", 200_000_000, choice("as written", 300, 0.0, fits=False), found)
+    assert fit.best is not None
+    assert fit.best.what == "a"
+    alone = replace(fit, tried=ordered([parts])).best
+    assert alone is not None
+    assert alone.by_hand
 
 
 @pytest.mark.parametrize("unrolled", [False, True])

@@ -75,6 +75,33 @@ def test_no_cheaper_choice_compiles_to_fit(xla, seed, scanned):
     assert not fitting or len(asked) == 12
 
 
+def _layer(w, x):
+    return jnp.tanh(jnp.tanh(x @ w) @ w)
+
+
+def _error(ws, x, y):
+    for w in ws:
+        x = _layer(w, x)
+    return ((x - y) ** 2).mean()
+
+
+def _step(ws, x, y):
+    grads = jax.grad(_error)(ws, x, y)
+    return [w - 0.1 * grad for w, grad in zip(ws, grads, strict=True)]
+
+
+def test_what_an_edit_writes_is_compiled_although_microbatches_fit(xla):
+    trace = rm.trace(_step, [f32(64, 64)] * 8, f32(4096, 64), f32(4096, 64))
+    peak = trace.report(device=V5E).peak_bytes
+    fit = trace.fit(replace(V5E, memory_bytes=3 * peak // 4))
+    fitting = [choice for choice in fit.choices if choice.fits]
+    assert fitting[0].by_hand
+    assert not fit.best.by_hand
+    assert trace.edit(fit.best).verified
+    assert fitting[0].compiled
+    assert fit.best.compiled
+
+
 def test_estimates_come_first_and_compilations_have_an_end(xla):
     asked, factors = xla
     loss, args = blocks(scanned=True)

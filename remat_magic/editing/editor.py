@@ -45,7 +45,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.jaxprs.rewriting import is_given
 from remat_magic.parsing import parse_expression, parse_source
-from remat_magic.planning.places import by_hand, whole_function
+from remat_magic.planning.places import whole_function, why_unwritten
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
@@ -210,7 +210,7 @@ class _Editor:
         for part in _parts(plan):
             if part.names and parts_in([part.at]):
                 yield f"no edit gives names to what is in a part of {part.at}: choose a policy of JAX's."
-            elif why := by_hand(self._facts, part.policy, part.at, part.code if part.names else None):
+            elif why := why_unwritten(self._facts, part.policy, part.at, part.code if part.names else None):
                 yield why
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:

@@ -69,11 +69,8 @@ class Namespace:
             yield
             return
         with one_at_a_time:
-            then, instead = dict(self.of(self._live)), list[tuple[FunctionType, Callable[..., Any]]]()
-            for function in functions_in([self._fun, *self._then.values()], self._live):
-                if STAND_IN not in function.__code__.co_varnames:  # else it is one of an edit, which knows the names
-                    instead.append((function, copy_of(function, namespace=then)))
-            with standing_in(instead):
+            then, functions = dict(self.of(self._live)), functions_in([self._fun, *self._then.values()], self._live)
+            with standing_in([(function, copy_of(function, namespace=then)) for function in functions]):
                 yield
 
 

@@ -19,7 +19,7 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.places import Search, by_hand
+from remat_magic.planning.places import Search, why_unwritten
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
 from remat_magic.records.fit import microbatches_in, ordered
@@ -178,7 +178,7 @@ class _View:
         """A report as a choice."""
         plan = self._facts.engine.plans.get(report.policy)
         known = not report.backward_error and self.report.peak_bytes is not None
-        unusable = report.backward_error or by_hand(
+        unusable = report.backward_error or why_unwritten(
             self._facts, report.policy, report.at, report.code if plan else None
         )
         if offloading(report, self._target.device) == "kept":

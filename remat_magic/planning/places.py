@@ -444,8 +444,8 @@ class Search:
         return replace(row_of(first, self._device), label=label_of(first), same_as=tuple(map(label_of, others)))
 
 
-def by_hand(facts: Facts, policy: str, at: str, code: str | None = None) -> str:
-    """What to write by hand at places where no edit writes a checkpoint: some calls of a function, or several at once.
+def why_unwritten(facts: Facts, policy: str, at: str, code: str | None = None) -> str:
+    """Why no edit writes a checkpoint at some calls of a function, or around several, and what to write by hand.
 
     Empty where the place is another one. The ``code`` of a policy need not be given.
     """

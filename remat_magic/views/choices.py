@@ -237,11 +237,8 @@ def _sentences(row: ComparisonRow) -> list[str]:
 def comparison_notes(comparison: Comparison) -> list[str]:
     """What the rows do not tell."""
     rows, device = comparison.rows, comparison.device
-    told = (
-        ["◆: no other policy in this table has both less memory and less to add."]
-        if any(row.pareto for row in rows)
-        else []
-    )
+    front = "◆: no other policy in this table has both less memory and less to add."
+    told = [front] if any(row.pareto for row in rows) else []
     if device is not None:
         told.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
     if of_devices := next((row.of_devices for row in rows if row.of_devices), ""):

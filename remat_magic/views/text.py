@@ -154,8 +154,7 @@ IN_SCRIPT = Asking(
 IN_PYTHON = Asking(
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
     'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',
-    "More: fit.tried has all choices; trace.function(fit.best) does what is best; trace.edit(fit.best).diff() is the "
-    "change to your source.",
+    "More: fit.tried has all choices; trace.edit(fit.best).diff() is the change to your source.",
 )
 
 
