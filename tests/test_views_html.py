@@ -201,3 +201,19 @@ def test_the_style_sheet_follows_the_theme():
     colours = re.findall(r"#[0-9a-f]{3,8}\b", style())
     declared = re.findall(r"var\(--jp-[a-z0-9-]+, (#[0-9a-f]{3,8})\)", style())
     assert sorted(colours) == sorted(declared)  # each colour is a fallback for the theme's own
+
+
+def test_an_output_has_the_rules_of_its_classes_and_no_others():
+    page = report_html(small())
+    sheet, shown = re.search(r"<style>(.*?)</style>(.*)", page, re.DOTALL).groups()
+
+    def names(text):
+        return set(re.findall(r"(?<=\.)remat-[\w-]+", text))
+
+    there = {"remat-static", *re.findall(r"remat-[\w-]+", shown)}
+    alone = {name for name in there if f".{name}{{" in style()}
+    assert len(alone) > 5 and all(f".{name}{{" in sheet for name in alone)
+    assert len(sheet) < 0.8 * len(style())
+    for rule in re.findall(r"([^{}]+){[^{}]*}", re.sub(r":(is|not|has)\([^()]*\)", "", sheet)):
+        assert all(names(selector) <= there for selector in rule.split(","))
+    assert sheet.count("{") == sheet.count("}") and "{}" not in sheet

@@ -57,7 +57,7 @@ def page_html(report: Report, others: Iterable[Report] = ()) -> str:
 def static(shown: str, twin: str = "") -> str:
     """HTML with the style sheet that it needs; ``twin`` is what the live widget knows it by."""
     of = f' data-twin="{escape(twin)}"' if twin else ""
-    return f'<div class="remat remat-static"{of}><style>{style()}</style>{shown}</div>'
+    return f'<div class="remat remat-static"{of}><style>{_rules_for(shown)}</style>{shown}</div>'
 
 
 def kept_html(
@@ -197,7 +197,7 @@ _SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the casc
 
 @cache
 def style(live: bool = False) -> str:
-    """The style sheet, without what only its authors read: every kept output repeats it.
+    """The style sheet, without what only its authors read.
 
     Args:
         live: with what only the widget needs.
@@ -206,3 +206,20 @@ def style(live: bool = False) -> str:
     text = "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
+
+
+def _rules_for(shown: str) -> str:
+    """The rules of the style sheet that this HTML has classes for.
+
+    Each output of a notebook has rules of its own, since JupyterLab takes outputs off the page that are scrolled away.
+    """
+    there = {"remat", "remat-static", *re.findall(r"remat-[\w-]+", shown)}
+
+    def applies(selector: str) -> bool:
+        return there.issuperset(re.findall(r"\.(remat[\w-]*)", re.sub(r":(?:is|not|has)\([^()]*\)", "", selector)))
+
+    def rule(found: re.Match[str]) -> str:
+        selectors = ",".join(filter(applies, re.split(r",(?![^(]*\))", found[1])))  # not at commas within :is(...)
+        return f"{selectors}{{{found[2]}}}" if selectors else ""
+
+    return re.sub(r"@[^{}]*{}", "", re.sub(r"([^{}]+){([^{}]*)}", rule, style()))
