@@ -243,15 +243,8 @@ def map_rule(eqn: Any, change: Callable[[Any, int], Any], perturbed: Sequence[bo
 
     Rules are Python, which JAX runs when it differentiates: the forward rule of a ``custom_vjp``, or that of a
     ``custom_jvp`` which gives results and tangents. The rule is changed at once, and again whenever JAX asks for other
-    tangents.
-
-    Args:
-        eqn: the call.
-        change: is given the rule's jaxpr, and how many of its inputs are primal: the rest are tangents.
-        perturbed: for each operand of a ``custom_vjp`` whether it has a tangent, as ``perturbed_operands`` has it.
-
-    Raises:
-        Exception: what the rule raises, which is the user's.
+    tangents; it may raise what it likes. ``change`` is given the rule's jaxpr and how many of its inputs are primal:
+    the rest are tangents. ``perturbed`` is as ``perturbed_operands`` has it.
     """
     key = next((key for key in (_FORWARD_RULE, "jvp_jaxpr_fun") if key in eqn.params), None)
     if key is None:
@@ -288,13 +281,7 @@ def perturbed_operands(eqn: Any) -> tuple[bool, ...] | None:
 
 
 def rearranged(like: Any, change: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What a function of arrays does to operands: its equations, with the source position of another, and its results.
-
-    Args:
-        like: the other equation.
-        change: the function.
-        operands: variables, which the equations read.
-    """
+    """What a function of arrays does to variables: equations with the source position of another, and results."""
     with _user_context(like.source_info.traceback, name_stack=like.source_info.name_stack), like.ctx.manager:
         jaxpr = open_jaxpr(jax.make_jaxpr(change)(*(atom.aval for atom in operands)))
     given = dict(zip(jaxpr.invars, operands, strict=True))

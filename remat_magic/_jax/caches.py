@@ -183,19 +183,12 @@ _UNTOLD = "no note tells of functions that JAX still holds an older trace of"
 def stale_traces(
     generation: Generation, top: Callable[..., Any], closed: Any, comparable: Callable[[Any], bool]
 ) -> list[tuple[Callable[..., Any], str]]:
-    """The user's functions of which JAX still holds an older trace than the one made under ``generation``.
+    """The user's functions of which JAX still holds an older trace than the one made under ``generation``, with names.
 
     No Python of the user runs: JAX's cache is asked with tracing forbidden, so that a miss raises. A courtesy: none is
-    found in a JAX that keeps its traces otherwise.
-
-    Args:
-        generation: what the fresh trace was made under.
-        top: the function that was traced, and
-        closed: its fresh jaxpr, compared with older traces of ``top`` itself.
-        comparable: tells the fresh jaxprs that JAX would make in just the same way.
-
-    Returns:
-        The stale functions with their names, each once.
+    found in a JAX that keeps its traces otherwise. Older traces of ``top`` itself, the function that was traced, are
+    compared with its fresh jaxpr ``closed``; ``comparable`` tells the fresh jaxprs that JAX would make in just the same
+    way.
     """
     no_tracing, number = setting("no_tracing", _UNTOLD), setting("jax_xla_profile_version", _UNTOLD)
     if user_traces is None or no_tracing is None or number is None:

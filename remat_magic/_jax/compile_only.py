@@ -51,23 +51,12 @@ def calls_back(error: BaseException) -> bool:
 def compile_program(
     program: bytes, platform: str, topology: str, facts: Mapping[str, Any], devices: int, options: Mapping[str, Any]
 ) -> tuple[Any, tuple[Module, ...] | None]:
-    """Compile a program for one device, or for several that share the work.
+    """Compile a program for one device, or for several that share the work: their bytes, and the optimized modules.
 
-    Args:
-        program: what ``bytecode`` gave of a program that was lowered for the platform.
-        platform: "tpu" or "cuda".
-        topology: how the devices are connected: for libtpu with the name of the chip before it.
-        facts: of a GPU.
-        devices: how many there are.
-        options: XLA's, as ``Lowered.compile`` takes them.
-
-    Returns:
-        The bytes of one device, as ``Compiled.memory_analysis()`` has them, and the optimized modules; None where they
-        cannot be read.
-
-    Raises:
-        RematError: this JAX has another way.
-        RuntimeError: what XLA says, also where the program needs more memory than the device has.
+    The ``program`` is ``bytecode`` of one that was lowered for the platform, ``topology`` how the devices are connected
+    (for libtpu with the name of the chip before it), ``facts`` are of a GPU. The bytes are those of one device, as
+    ``Compiled.memory_analysis()`` has them; the modules are None where they cannot be read. What XLA says it raises as
+    RuntimeError, also where the program needs more memory than the device has.
     """
     if None in (_get_options, _make_context, _device_list, _module):
         raise cannot(_EFFECT)

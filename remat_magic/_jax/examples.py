@@ -81,26 +81,16 @@ _MAY_DIFFER = {  # the parameters that have the batch's size
 
 
 def followed(whole: Any, part: Any, shares: Shares, parts: int) -> list[Share | None]:
-    """What the outputs of a closed jaxpr are to those of the same program for a part of the batch.
+    """What the outputs of a closed jaxpr are to those of the same program for a part of the batch, else ``Refused``.
 
-    Args:
-        whole: the jaxpr for the batch.
-        part: that for one of its equal parts.
-        shares: what the values of the constants, and then the inputs, are.
-        parts: how many parts there are.
-
-    Raises:
-        Refused: it cannot be followed.
+    ``whole`` is the jaxpr for the batch, ``part`` that for one of its equal ``parts``; ``shares`` are of the constants
+    and then of the inputs.
     """
     return _Proof(parts).run(open_jaxpr(whole), open_jaxpr(part), shares)
 
 
 def differing(one: Any, other: Any) -> int | None:
-    """The dimension that differs between two types; None where they are equal.
-
-    Raises:
-        Refused: more differs.
-    """
+    """The dimension that differs between two types, None where they are equal; ``Refused`` where more differs."""
     if one.shape == other.shape and one.dtype == other.dtype:
         return None
     different = [n for n, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if len({*sizes}) > 1]

@@ -511,9 +511,7 @@ def sent_bytes(kind: str, nbytes: int, devices: int) -> int:
 def communication(eqn: Any, of_one: Any = None) -> Communication | None:
     """What one run of an equation tells other devices; None if nothing.
 
-    Args:
-        eqn: the equation, whose types have the mesh.
-        of_one: the same on the types that one device holds, where it is spread over other axes as well.
+    ``of_one`` is the same equation on the types that one device holds, where it is spread over other axes as well.
     """
     kind_and_sent = _COLLECTIVES.get(eqn.primitive.name)
     if kind_and_sent is None:

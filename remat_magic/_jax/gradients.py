@@ -36,11 +36,8 @@ _everywhere: Hold | None = None  # that of all threads that have none of their o
 def holding(hold: Hold, everywhere: bool = False) -> Iterator[None]:
     """Have this thread's gradients taken of what ``hold`` gives back; an interrupt between any two steps undoes it.
 
-    Where one holds already, it is given what ``hold`` gives back.
-
-    Args:
-        hold: see ``Hold``.
-        everywhere: whether instead all threads ask it that have none of their own, and wherever a gradient is taken.
+    Where one holds already, it is given what ``hold`` gives back. ``everywhere``: all threads ask it instead that have
+    none of their own, and wherever a gradient is taken.
     """
     global _everywhere
     before: Hold | None = getattr(_in_thread, "hold", None)
@@ -170,12 +167,8 @@ def _added_axes(shape: tuple[int, ...], whole: tuple[int, ...]) -> list[int] | N
 class Vmaps:
     """The ``jax.vmap`` calls that this thread is tracing in, and how they map some values.
 
-    Args:
-        values: the values.
-
-    Attributes:
-        sizes: how many there are along each mapped axis, of the outermost ``vmap`` first.
-        types: the types of the values with all their axes.
+    ``sizes`` has how many there are along each mapped axis, of the outermost ``vmap`` first, and ``types`` those of the
+    values with all their axes.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -196,11 +189,7 @@ class Vmaps:
         return bool(self._around)
 
     def inside(self, types: Sequence[Any]) -> Vmaps | None:
-        """The same inside of more ``vmap`` calls, told apart by their sizes; None where these do not explain the types.
-
-        Args:
-            types: those of the values outside of them.
-        """
+        """Inside of more ``vmap`` calls, told apart by their sizes, by the types of the values outside of them."""
         added = [_added_axes(one.shape, whole.shape) for one, whole in zip(self.types, types, strict=True)]
         if None in added:
             return None
@@ -222,9 +211,7 @@ class Vmaps:
     def over(self, function: Callable[..., Sequence[Any]], axes: Sequence[Any] | None = None) -> _Mapped:
         """A flat function mapped in the same way, as what takes a gradient is when JAX traces it there.
 
-        Args:
-            function: takes one value for each of the values.
-            axes: those of its inputs, by default those of the values.
+        It takes one value for each of the values; ``axes`` are those of its inputs, by default those of the values.
         """
         return _Mapped(function, self._around, self._axes if axes is None else axes)
 

@@ -138,8 +138,7 @@ class Module:
 def modules_of(optimized: Iterable[Any]) -> tuple[Module, ...] | None:
     """Read optimized modules, as ``Compiled.runtime_executable().hlo_modules()`` has them, for whatever device.
 
-    Returns:
-        None where another XLA writes them otherwise.
+    None where another XLA writes them otherwise.
     """
     try:
         return tuple(read_module(module.as_serialized_hlo_module_proto()) for module in optimized)
@@ -153,11 +152,7 @@ def read_dump(proto: bytes) -> Module:
 
 
 def read_module(proto: bytes) -> Module:
-    """Read a serialized ``HloModuleProto``.
-
-    Raises:
-        Exception: whatever it may be that another XLA writes otherwise.
-    """
+    """Read a serialized ``HloModuleProto``; what another XLA writes otherwise may raise anything."""
     computations, frames, entry = dict[int, Computation](), dict[int, Frame](), 0
     for name, value, _ in fields(proto):
         if name == _MODULE_COMPUTATIONS:
@@ -359,15 +354,10 @@ _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 
 def trips(module: Module, loop: Instruction, within: int) -> int | None:
-    """How often a loop runs: as XLA notes it (for CPU and GPU), or as the loop itself says; None if neither does.
+    """How often a ``while`` in a computation runs: as XLA notes it (CPU, GPU), or as it says itself; else None.
 
-    A loop says so where it counts: it goes on while a value that begins as one constant, and to which each run
-    adds another, is less than a third.
-
-    Args:
-        module: what the loop is in.
-        loop: a ``while``.
-        within: the number of the computation that it stands in.
+    A loop says so where it counts: it goes on while a value that begins as one constant, and to which each run adds
+    another, is less than a third.
     """
     if noted := _TRIPS.search(loop.config):
         return int(noted[1])

@@ -112,13 +112,7 @@ def _highness(jaxpr: Any, eqns: Sequence[Any]) -> dict[str, bool]:
 def part(jaxpr: Any, eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequence[Any], name: str, use: str) -> Any:
     """An open jaxpr of some of the equations of another, as a function of its own.
 
-    Args:
-        jaxpr: the other.
-        eqns: the equations.
-        invars: what they read.
-        outvars: what is read of them.
-        name: what the function is called.
-        use: what JAX takes it for; ``use_of`` gives it back.
+    ``use`` is what JAX takes it for; ``use_of`` gives it back.
     """
     old = open_jaxpr(jaxpr)
     info = old.debug_info._replace(traced_for=use, func_src_info=name, arg_names=None, result_paths=None)
@@ -286,9 +280,7 @@ def argument_names(jaxpr: Any) -> Sequence[str]:
 def pretty(jaxpr: Any, source_map: list[list[tuple[int, int, Any]]] | None = None) -> str:
     """JAX's own text of a jaxpr, without colours (inside ipykernel ``str`` has ANSI codes).
 
-    Args:
-        jaxpr: the jaxpr.
-        source_map: filled with one list per line of ``(start column, end column, traceback or token)``.
+    ``source_map`` is filled with one list per line of ``(start column, end column, traceback or token)``.
     """
     return open_jaxpr(jaxpr).pretty_print(use_color=False, source_map=source_map)
 
@@ -317,12 +309,7 @@ _NAMES_HIGH = tuple(cls for cls in (_CheckpointName, _CheckpointNameFwd) if cls 
 
 
 def remat3() -> bool:
-    """Whether ``jax_remat3`` is on.
-
-    Raises:
-        RematError: it is on in a JAX that only has half of it (before 0.12), where names are lost, or that has it
-            otherwise than is known here.
-    """
+    """Whether ``jax_remat3`` is on; an error where a JAX has half of it (before 0.12, names are lost), or another."""
     on = bool(getattr(jax.config, "jax_remat3", False))
     if on and JAX_VERSION < (0, 12):
         raise RematError(
@@ -367,12 +354,7 @@ def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:
 def checkpoint_equation(like: Any, body: Any, operands: Sequence[Any], outvars: Sequence[Any], policy: Any) -> Any:
     """An equation that puts an open jaxpr under a checkpoint, as ``jax.checkpoint`` makes it with today's settings.
 
-    Args:
-        like: the equation whose context it takes; it has no source position of its own.
-        body: the jaxpr.
-        operands: the variables that it is given.
-        outvars: the variables that are its outputs.
-        policy: the checkpoint's.
+    Its context is that of ``like``; it has no source position of its own.
     """
     if remat3():
         primitive, params = _call_hi, {"_prim": _RematTraced(body, policy)}
@@ -406,11 +388,7 @@ def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:
 
 
 def checkpoint_name_of(eqn: Any) -> str | None:
-    """The name that an equation gives to its operand, or None.
-
-    Raises:
-        RematError: it is no string, which JAX takes as well.
-    """
+    """The name that an equation gives to its operand, or None."""
     prim = high(eqn)
     name = prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
     name = eqn.params["name"] if eqn.primitive.name == "name" else name
@@ -425,13 +403,9 @@ def policy_says_of_name(policy: Callable[..., Any], aval: Any, name: str) -> Any
 
 
 def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
-    """An equation that gives a checkpoint name to a value, as ``checkpoint_name`` makes it under today's settings.
+    """An equation that gives a checkpoint name to a variable, as ``checkpoint_name`` makes it under today's settings.
 
-    Args:
-        like: the equation whose source position and context it takes.
-        operand: the variable to name.
-        output: the variable that is the named value.
-        name: the name.
+    Its source position and context are those of ``like``.
     """
     if remat3():  # an instance in the one call primitive
         primitive, params = _call_hi, {"_prim": _CheckpointName(name, operand.aval)}

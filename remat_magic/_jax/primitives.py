@@ -312,14 +312,9 @@ def scan_split(eqn: Any) -> tuple[int, int, int]:
 
 
 def replace_scan(eqn: Any, operands: list[Any], outvars: list[Any], length: int, body: Any = None) -> Any:
-    """A scan equation with another number of steps, and of the same carry and constants.
+    """A scan equation with other operands, results and number of steps, and of the same carry and constants.
 
-    Args:
-        eqn: the equation.
-        operands: those of the new one.
-        outvars: its results.
-        length: how many steps it has.
-        body: the closed jaxpr of one step; by default the same, unrolled as before.
+    ``body`` is the closed jaxpr of one step; by default the same, unrolled as before.
     """
     unroll = 1 if body is not None else min(eqn.params["unroll"], length)
     params = {**eqn.params, "length": length, "unroll": unroll, "jaxpr": eqn.params["jaxpr"] if body is None else body}

@@ -58,16 +58,10 @@ def courtesy(path: str, effect: str) -> Any:
 
 
 class Replaced:
-    """A function of JAX's, in the place of which another one stands while anybody takes that.
+    """A function of JAX's, by its ``path``, in the place of which another one stands while anybody takes that.
 
-    Args:
-        path: the function.
-        effect: as for ``courtesy``.
-        other: what stands there.
-
-    Attributes:
-        own: JAX's own; None where it is missing.
-        found: what stood there last before the other one: another library may have put one of its own there.
+    ``own`` is JAX's own, None where it is missing; ``found`` what stood there last: another library may have put one of
+    its own there. ``effect`` is as for ``courtesy``.
     """
 
     def __init__(self, path: str, effect: str, other: Callable[..., Any]) -> None:
@@ -105,11 +99,7 @@ def lacks() -> tuple[Lack, ...]:
 
 
 def require() -> None:
-    """Make sure that this JAX has all that is needed.
-
-    Raises:
-        RematError: it has not.
-    """
+    """Make sure that this JAX has all that is needed."""
     missing = [lack.name for lack in lacks() if lack.needed]
     if missing:
         raise cannot(f"it has no {', '.join(missing)}")
@@ -122,11 +112,7 @@ def is_tested() -> bool:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Read what JAX has made; a JAX that was not tested may write it in another way.
-
-    Raises:
-        RematError: it does.
-    """
+    """Read what JAX has made; a JAX that was not tested may write it in another way."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:

@@ -41,21 +41,13 @@ def propagated(
 ) -> tuple[dict[Any, NamedSharding], Counter[CompiledCollective] | None]:
     """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``; what devices tell.
 
-    The program is compiled, and not run, for the devices that the shardings name, simulated ones where their mesh has
-    none, with ``jax.debug.inspect_array_sharding`` at each value.
+    The program is compiled, and not run, for the devices that the shardings of its inputs name (None where nothing is
+    asked for), simulated ones where their mesh has none, with ``jax.debug.inspect_array_sharding`` at each value.
+    ``results`` are the shardings of its results, likewise; only where there is one for each.
 
-    Args:
-        closed: the closed jaxpr.
-        shardings: of its inputs, None where nothing is asked for.
-        results: of its results, likewise; only where there is one for each.
-
-    Returns:
-        What XLA decided: where a body is called several times, what makes a device hold most. Scalars are left out, and
-        what XLA does not tell in terms of the mesh. And how often a device takes part in each collective of the
-        program, None where that is not known.
-
-    Raises:
-        Exception: whatever JAX or XLA raises where it cannot be compiled.
+    Where a body is called several times, it is the sharding that makes a device hold most. Scalars are left out, and
+    what XLA does not tell in terms of the mesh. The second is how often a device takes part in each collective, None
+    where that is not known. What JAX or XLA raises where it cannot be compiled is raised.
     """
     meshes = meshes_of(shardings)
     shardings = [with_devices(sharding, meshes) for sharding in shardings]
@@ -175,11 +167,7 @@ _make_client = courtesy("jaxlib.xla_client.make_cpu_client", _EFFECT)
 
 
 def automatic_mesh(sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of automatic axes with these sizes, of this machine's devices where they are enough.
-
-    Raises:
-        RematError: they are not, and there are too many to be simulated.
-    """
+    """A mesh of automatic axes with these sizes, of this machine's devices where they are enough, else simulated."""
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     here = jax.devices()
     if math.prod(sizes.values()) > len(here):
@@ -199,13 +187,8 @@ def _simulated(mesh: Any) -> Mesh:
 def with_devices(sharding: Any, meshes: Iterable[Any]) -> Any:
     """A sharding over devices, where its mesh has none; any other as it is.
 
-    Args:
-        sharding: the sharding.
-        meshes: those that have devices. One of the same axes is taken: devices of two meshes make no program. Default:
-            devices are simulated.
-
-    Raises:
-        RematError: there are too many to be simulated, or this JAX simulates none.
+    Those are of one of the ``meshes`` that has the same axes, since devices of two meshes make no program; else they
+    are simulated.
     """
     if not is_abstract(sharding):
         return sharding
@@ -215,11 +198,7 @@ def with_devices(sharding: Any, meshes: Iterable[Any]) -> Any:
 
 
 def on_devices_here(sharding: Any) -> Any:
-    """A sharding to put arrays by: over JAX's own devices where its mesh has none; any other as it is.
-
-    Raises:
-        RematError: there are fewer devices here than the mesh has.
-    """
+    """A sharding to put arrays by: over JAX's own devices where its mesh has none; any other as it is."""
     if not is_abstract(sharding):
         return sharding
     mesh, here = sharding.mesh, len(jax.devices())

@@ -109,10 +109,8 @@ def _of_a_thread(path: str, effect: str) -> Any:
 def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Take down the settings of JAX that this thread has made in ``with`` blocks, meshes included.
 
-    They are the thread's own, and contextvars do not carry them. A courtesy: what a JAX keeps elsewhere stays behind.
-
-    Returns:
-        A context manager's maker, which puts them in force in whichever thread enters it.
+    They are the thread's own, and contextvars do not carry them. What is returned makes a context manager that puts
+    them in force in whichever thread enters it. A courtesy: what a JAX keeps elsewhere stays behind.
     """
     try:
         local = _local_settings()
@@ -198,11 +196,7 @@ def left_as_found() -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_locally(wanted: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Give settings of JAX other values in this thread; an interrupt between any two leaves all as they were.
-
-    Args:
-        wanted: pairs of a setting and its value.
-    """
+    """Give settings of JAX values in this thread, as pairs; an interrupt between any two leaves all as they were."""
     before = [(item, item.get_local()) for item, _ in wanted]
     try:
         for item, value in wanted:

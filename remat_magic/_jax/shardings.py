@@ -266,11 +266,9 @@ def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
 
 
 def spec_types(eqn: Any, type_of: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it.
+    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it; else nothing.
 
-    Args:
-        eqn: any equation.
-        type_of: tells the types of variables inside, where another ``shard_map`` spreads them over more axes.
+    ``type_of`` tells the types of variables inside, where another ``shard_map`` spreads them over more axes.
     """
     if not is_shard_map(eqn):
         return []

@@ -158,11 +158,7 @@ def _cleans_up() -> bool:
 
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Have a watcher asked about what its threads run; an interrupt between any two steps undoes it.
-
-    Raises:
-        RematError: something is watched already, or this JAX has not what it takes.
-    """
+    """Have a watcher asked about what its threads run; an interrupt between any two steps undoes it."""
     global _state
     lacking = [
         path

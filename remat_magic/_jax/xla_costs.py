@@ -57,10 +57,9 @@ class XlaCounts(NamedTuple):
 
 
 def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
-    """What XLA counts of a program, given its optimized modules; None where they cannot be read.
+    """What XLA counts of one run of a program, given its optimized modules; None where they cannot be read.
 
-    Returns:
-        The counts of one run; None where XLA does not say, or does not know how often a loop runs.
+    Each is None where XLA does not say, or does not know how often a loop runs.
     """
     if not modules:
         return XlaCounts(None, None, None if modules is None else {})

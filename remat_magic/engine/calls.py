@@ -125,8 +125,7 @@ class _Frame:
 class Calls:
     """The calls that were made while something was traced.
 
-    Args:
-        earlier: those of traces of the same before, whose inner jaxprs JAX may have kept.
+    ``earlier`` are those of traces of the same before, whose inner jaxprs JAX may have in its cache.
     """
 
     def __init__(self, earlier: Calls | None = None) -> None:

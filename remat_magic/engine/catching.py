@@ -53,19 +53,13 @@ class Met(NamedTuple):
 class Watch(contextlib.AbstractContextManager["Watch", bool]):
     """Runs the code of a ``with`` block until it is about to take a gradient, and ends the block there.
 
-    A step is called, and does not run. ``finally`` and ``__exit__`` run, and what they ask of JAX.
+    A step is called, and does not run. ``finally`` and ``__exit__`` run, and what they ask of JAX. ``take`` is given
+    what is called, at the call itself, with all that is in force there; raises what speaks against it, which makes it
+    be asked about the next best thing to inspect. ``step`` is the name of the step, where gradients are taken before
+    it: others run. ``also_threads``: those are watched too that there were before the block.
 
-    Args:
-        take: is given what is called, at the call itself, with all that is in force there; raises what speaks against
-            it, which makes it be asked about the next best thing to inspect.
-        step: the name of the step, where gradients are taken before it: others run. Default: the first gradient.
-        also_threads: whether threads are watched that there were before. Default: those alone that the block starts.
-
-    Attributes:
-        call: what was taken; None as long as nothing was.
-        result: what ``take`` gave.
-        gradients: those that came, the one that was taken last.
-        ran: the names of the jitted functions without a gradient that ran before.
+    ``call`` is what was taken (None as long as nothing was), ``result`` what ``take`` gave, ``gradients`` are those
+    that came, the one that was taken last, and ``ran`` names the jitted functions without a gradient that ran before.
     """
 
     def __init__(self, take: Callable[[Call], Any], step: str | None = None, also_threads: bool = False) -> None:
@@ -109,11 +103,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         return f"Stopped at {self.stopped_at.name}, before it ran.{ran} `finally` and `with` around it did run.{eager}"
 
     def answer(self) -> Any:
-        """What ``take`` gave.
-
-        Raises:
-            RematError: there is nothing to inspect; one sentence says why.
-        """
+        """What ``take`` gave."""
         if self.call is not None:
             return self.result
         met = self.stopped_at

@@ -93,11 +93,7 @@ class Engine:
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
 
     def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
-        """The arguments of what ``gradient`` gives: of the training step where it is known, else of the function.
-
-        Args:
-            alone: of the gradient without the step.
-        """
+        """The arguments of what ``gradient`` gives: of the step if known and not ``alone``, else of the function."""
         return self.primal.signature if alone or self.step is None else self.given.signature
 
     def contents(self) -> Mapping[str, Contents]:
@@ -184,11 +180,7 @@ class Engine:
         return (Site(at, self.primal.name, middle(divisors), "", None, possible=True, code=code),)
 
     def in_parts(self, policy: Any, at: Any) -> Self:
-        """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it.
-
-        Raises:
-            RematError: there is no such call, or it cannot be done in so many parts.
-        """
+        """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it."""
         policy, at = self._chosen(policy, at)
         chosen = at.items() if isinstance(at, Mapping) else [(at, policy)]
         written = [key for key, policy in chosen if isinstance(policy, str) and policy == "as_written"]
@@ -289,14 +281,9 @@ class Engine:
         raise errors[0] if errors else RematError(f"No argument of {self.given.name} is known to be the batch.")
 
     def retraced(self, fun: Any, leading: Mapping[str, int] | None = None) -> Self:
-        """One of another function with arguments of the same types, under the same settings.
+        """One of another function, which may raise, with arguments of the same types, under the same settings.
 
-        Args:
-            fun: the function.
-            leading: other sizes of the first dimension, by the names of leaves.
-
-        Raises:
-            Exception: whatever ``fun`` itself raises.
+        ``leading`` are other sizes of the first dimension, by the names of leaves.
         """
         given, signature = self.given, self.given.signature
         args, kwargs = self.inputs_again(leading or {})
@@ -417,11 +404,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------ the halves
 
     def select(self, policy: Any, at: Any = None, namespace: Mapping[str, Any] | None = None) -> Selection:
-        """A policy and a place, made precise.
-
-        Raises:
-            RematError: no such policy, name or site.
-        """
+        """A policy and a place, made precise."""
         if isinstance(policy, FitChoice) and policy.donate:
             if self.donation is None or self.donation.names != policy.donate:
                 raise RematError(f"{', '.join(policy.donate)} cannot be donated here: ask this trace's fit() anew.")
@@ -437,11 +420,7 @@ class Engine:
         return self._selector.select(self._resolve(policy, namespace), at)
 
     def _chosen(self, policy: Any, at: Any) -> tuple[Any, Any]:
-        """What a choice of ``fit``, the key of a plan, a plan of a policy and several places as text stand for.
-
-        Raises:
-            RematError: it has another place than ``at``.
-        """
+        """What a choice of ``fit``, the key of a plan, a plan of a policy and several places as text stand for."""
         if isinstance(policy, FitChoice):
             if at is not None and at != policy.at:
                 raise RematError(f"the choice is for at={policy.at!r}: leave `at` out.")
@@ -456,11 +435,7 @@ class Engine:
         return policy, at
 
     def dissect(self, at: Any = None) -> Dissection:
-        """Both halves with every value named and none of them saved, at one place or all sites.
-
-        Raises:
-            RematError: no such site, or no backward half.
-        """
+        """Both halves with every value named and none of them saved, at one place or all sites."""
         with self.lock:
             if not (at is None or isinstance(at, str)):
                 raise RematError(ONE_PLACE)
@@ -561,10 +536,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
 def with_cast(engine: Engine, arguments: Collection[str], kind: str) -> Engine | None:
     """A trace with all f32 in some arguments cast to ``kind``; None where the function closes over one of them.
 
-    Its Python runs again.
-
-    Raises:
-        Exception: whatever it raises then.
+    Its Python runs again, and may raise what it likes.
     """
     leaves, types, given = engine.primal.signature.leaves, list[Any](), engine.given.fun
     if engine.inside is not None:

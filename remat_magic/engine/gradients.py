@@ -109,11 +109,7 @@ class InnerInputs(Inputs):
         return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*self._types)
 
     def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
-        """As ``Signature.arrays_of``; the arguments of the function around do not tell what the gradient is given.
-
-        Raises:
-            RematError: always.
-        """
+        """An error: the arguments of the function around do not tell what the gradient is given."""
         raise RematError(
             f"what {self.function} is given is computed on the way: leave the inputs out, and random ones are used."
         )
@@ -183,9 +179,7 @@ def half_of(eqn: Any) -> tuple[Half, int] | None:
 def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
     """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first.
 
-    Args:
-        trace: what to call.
-        calls: is told of gradients within others.
+    ``calls`` is told of gradients within others.
     """
     functions: list[Differentiated] = []
     depth = 0
@@ -210,12 +204,8 @@ def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[D
 def _as_mapped(inner: Differentiated, closed: Any, number: int) -> Differentiated:
     """A function of all examples where a ``vmap`` maps a call or loop around its gradient.
 
-    JAX traces such a body for one example, and maps what it traced.
-
-    Args:
-        inner: the function as it was traced.
-        closed: the jaxpr of what takes its gradient.
-        number: what ``half_of`` tells of its calls there.
+    JAX traces such a body for one example, and maps what it traced. ``closed`` is the jaxpr of what takes the gradient,
+    ``number`` what ``half_of`` tells of its calls there.
     """
     leaves = [*inner.constants.values(), *inner.primals]
     calls = {
@@ -237,10 +227,9 @@ def under_policy(
 ) -> contextlib.AbstractContextManager[None]:
     """Have JAX differentiate, while this is in force, what ``rewrite`` makes of a function's jaxpr.
 
-    Args:
-        who: the function, by its definition; others are differentiated as they are.
-        rewrite: gives for the closed jaxpr, and the calls recorded when it was traced, a flat function of its inputs.
-        earlier: calls that were recorded before; is given those that are recorded now.
+    Functions other than ``who`` are differentiated as they are. ``rewrite`` gives for the closed jaxpr, and the calls
+    recorded when it was traced, a flat function of its inputs. ``earlier`` are calls that were recorded before; it is
+    given those that are recorded now.
     """
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
@@ -316,8 +305,7 @@ class HeldGradient:
     def instead(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """The function to differentiate: of the same arguments, and with the same results.
 
-        Args:
-            function: what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
+        ``function`` is what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
         """
         return Instead(self, function or _jax.as_function(self._closed))
 
@@ -341,10 +329,7 @@ class HeldGradient:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
 
         Where a call may not stand for it (it is differentiated itself, or has effects that JAX lets no rule have), the
-        gradient stands there by itself.
-
-        Args:
-            number: what ``half_of`` tells of these calls.
+        gradient stands there by itself. ``number`` is what ``half_of`` tells of these calls.
         """
         inner = self.inner
         if _jax.has_effects(inner.closed):
@@ -380,10 +365,8 @@ _Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the posit
 class _FirstCall:
     """Watches for the first function of the user's own that is called, which is the one that is differentiated.
 
-    It knows by what names the user calls the values that go in, whichever library called it.
-
-    Args:
-        traceable: what JAX differentiates, which holds that function.
+    It knows by what names the user calls the values that go in, whichever library called it. ``traceable`` is what JAX
+    differentiates, which holds that function.
     """
 
     def __init__(self, traceable: Any) -> None:
@@ -449,12 +432,7 @@ class _FirstCall:
         return any(id(value) in self._names for value in values)
 
     def look_inside(self, jaxpr: Any, values: Mapping[int, Any]) -> None:
-        """Know the values by what a function calls them that JAX traces apart, as one that is jitted.
-
-        Args:
-            jaxpr: the open jaxpr of what is differentiated.
-            values: by the identity of each of its inputs and constants the value.
-        """
+        """Know the values of inputs and constants, by identity, by what a jitted function inside calls them."""
         names = _names_inside(jaxpr, self._seen) or _names_inside(jaxpr, self._noted)
         for variable, name in names.items():
             if variable in values:

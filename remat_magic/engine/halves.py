@@ -50,11 +50,7 @@ def _vjp(
 ) -> tuple[list[Any], Callable[..., Any], list[Any]]:
     """The outputs of a flat function, their VJP, and its auxiliary outputs: those after the first ``outputs``.
 
-    Args:
-        function: the function.
-        arrays: its arguments.
-        differentiated: the positions of those to differentiate; the others are closed over.
-        outputs: how many outputs have cotangents.
+    ``differentiated`` are the positions of the arguments to differentiate; the others are closed over.
     """
 
     def of_differentiated(*chosen: Any) -> Any:
@@ -80,15 +76,10 @@ def forward_half(
     auxiliary: int,
     vmaps: _jax.Vmaps | None,
 ) -> Forward:
-    """Trace ``jax.vjp`` of a flat function.
+    """Trace ``jax.vjp`` of a flat function of values of these types, which gives outputs and then auxiliary ones.
 
-    Args:
-        function: takes one value per type; returns ``outputs`` outputs, then ``auxiliary`` ones.
-        types: the abstract values of the arguments.
-        differentiated: the positions of the arguments to differentiate; the others are closed over.
-        outputs: how many outputs have cotangents.
-        auxiliary: how many follow that have none.
-        vmaps: what to trace it under; ``types`` are those outside.
+    ``differentiated`` are the positions of the arguments to differentiate; the others are closed over. It is traced
+    under ``vmaps``, if any; ``types`` are those outside.
     """
     trees: list[Any] = []
     no_cotangents: list[Any] = []
@@ -121,8 +112,7 @@ def forward_half(
 def backward_half(half: Forward) -> Any:
     """The closed jaxpr of the backward half: residual leaves and cotangents in, gradients out.
 
-    Raises:
-        Exception: whatever JAX raises where a function has a forward half but no backward one.
+    JAX raises where a function has a forward half but no backward one.
     """
     count = len(half.residual_types)
     inexact = [is_inexact(aval) for aval in half.output_types]
@@ -154,9 +144,6 @@ def require_compilable(closed: Any) -> None:
 
     What a ``shard_map`` within another saves JAX (of 0.10 and 0.12) spreads over the outer axes as well, if it checks
     what is replicated: residuals several times too large, and a program that it refuses.
-
-    Raises:
-        RematError: it cannot.
     """
     axes = mapped_twice(closed)
     if axes:
@@ -167,11 +154,7 @@ def require_compilable(closed: Any) -> None:
 
 
 def ask_xla(spread: Propagated, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
-    """Ask XLA how it spreads the values of a closed jaxpr, with its inputs and results spread so (None: as it likes).
-
-    Raises:
-        RematError: XLA cannot compile it.
-    """
+    """Ask XLA how it spreads the values of a closed jaxpr, with its inputs and results spread so, None as it likes."""
     try:
         spread.ask(closed, shardings, results)
     except Exception as error:

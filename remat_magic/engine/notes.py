@@ -39,12 +39,9 @@ def of_gradients(
 ) -> Iterator[Note]:
     """What was decided about a function that takes gradients inside, and how to turn it round.
 
-    Args:
-        function: its name.
-        chosen: the gradient that is shown; None for the function's own derivative.
-        gradients: those that it takes.
-        bare: whether the function is what a library made to take the gradient, and nothing else.
-        unknown: why the memory of the whole step is not known; empty where it is.
+    ``chosen`` is the gradient that is shown, None for the function's own derivative. ``bare``: the function is what a
+    library made to take the gradient, and nothing else. ``unknown`` says why the memory of the whole step is not known;
+    empty where it is.
     """
     if not gradients:
         return
@@ -97,14 +94,7 @@ def of_copies(inside: Differentiated) -> Iterator[Note]:
 
 
 def of_devices(given: Primal, primal: Primal, devices: int, *, per_device: bool) -> Iterator[Note]:
-    """What the figures are of where several devices share the work.
-
-    Args:
-        given: the function that was traced.
-        primal: the program that figures are of.
-        devices: how many share the work.
-        per_device: whether figures are of one of them.
-    """
+    """What the figures are of where several devices share the work."""
     function, unknown, untold = primal.name, primal.unknown_values, primal.untold_axes
     if not per_device:
         yield Note(

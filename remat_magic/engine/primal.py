@@ -45,38 +45,17 @@ class Answer(NamedTuple):
 class Primal:
     """A function traced once for some arguments.
 
-    Args:
-        fun: the function.
-        signature: its arguments.
-        has_aux: whether it returns a pair of output and auxiliary data.
-        look_inside: whether to look for the gradients that it takes; calls then stand for these in its jaxpr.
-        calls: those that were recorded, where the Python of the function ran before.
-        shardings: of the array leaves, and of the gradients, each None for none. Default: those that the arguments
-            have, and none.
-        however_long: whether XLA is asked about it of whatever size it is.
-        names: what the names of the function stand for. Default: what they do now.
+    ``look_inside``: the gradients that it takes are looked for, and calls stand for these in its jaxpr. ``calls`` were
+    recorded where the Python of the function ran before. ``shardings`` are of the array leaves and of the gradients, by
+    default those that the arguments have, and none. ``however_long``: XLA is asked about it of whatever size it is.
+    ``names`` are what the names of the function stand for, by default what they do now. The function may raise what it
+    likes.
 
-    Attributes:
-        fun: as given.
-        closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
-        updating: the same with what the function puts into its arguments as further outputs.
-        outputs: how many outputs it has.
-        auxiliary: how many auxiliary ones.
-        types: the types of the array leaves.
-        shardings: theirs, None where one has none.
-        arguments: their names.
-        has_aux: as given.
-        function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
-        gradients: the functions that it differentiates inside, outer ones first.
-        calls: the calls of functions that it makes.
-        vmaps: its ``vmap`` calls, by key.
-        mesh: the axes and sizes of the mesh that is set around it; empty for none.
-        however_long: as given.
-        names: as given.
-
-    Raises:
-        RematError: ``has_aux`` without a pair.
-        Exception: whatever ``fun`` itself raises.
+    ``closed`` goes from the array leaves to the outputs and then the auxiliary outputs that are arrays; ``updating``
+    has what the function puts into its arguments as further outputs. ``function`` is one function object that evaluates
+    it: JAX caches by identity. ``gradients`` are the functions that it differentiates inside, outer ones first,
+    ``calls`` the calls of functions that it makes, ``vmaps`` its ``vmap`` calls by key, ``mesh`` the axes and sizes of
+    the mesh that is set around it.
     """
 
     def __init__(
@@ -163,11 +142,7 @@ class Primal:
         return [*leaves, *kept]
 
     def require_differentiable(self) -> None:
-        """Make sure that there is something to differentiate, and something that has a derivative.
-
-        Raises:
-            RematError: there is not.
-        """
+        """Make sure that there is something to differentiate, and something that has a derivative."""
         self.signature.require_differentiable()
         if self._odd is not None:
             raise RematError(
@@ -213,8 +188,7 @@ class Primal:
     def tracing(self, remat3: bool | None = None) -> Iterator[None]:
         """Trace as this program was traced: with the settings of its thread, apart from the user's cached traces.
 
-        Args:
-            remat3: jax_remat3, where it is to be other than it was.
+        ``remat3`` is jax_remat3, where it is to be other than it was.
         """
         used = self.remat3 if remat3 is None else remat3
         try:

@@ -103,11 +103,7 @@ class Selector:
             return list(self._interned.values())
 
     def select(self, resolved: Resolved, at: str | None) -> Selection:
-        """One policy at one place, or at all sites.
-
-        Raises:
-            RematError: no such site.
-        """
+        """One policy at one place, or at all sites."""
         return replace(self._select(resolved, at), resolved=resolved)
 
     def _select(self, resolved: Resolved, at: str | None) -> Selection:
@@ -134,11 +130,7 @@ class Selector:
         return self._at_sites(resolved, at, (at,))
 
     def select_each(self, chosen: Mapping[str, Resolved]) -> Selection:
-        """A policy for each of some sites; the others stay as written.
-
-        Raises:
-            RematError: no such site.
-        """
+        """A policy for each of some sites; the others stay as written."""
         whole, pairs, codes, notes = None, [], [], []
         for key, resolved in chosen.items():
             selection = self.select(resolved, key)
@@ -204,11 +196,7 @@ def option_of(resolved: Resolved) -> str:
 
 
 def policy_of_each(text: str) -> dict[str, str]:
-    """The places and policies of a text such as ``"block=none, head=dots_saveable"``, as ``select_each`` writes it.
-
-    Raises:
-        RematError: it is no such text.
-    """
+    """The places and policies of a text such as ``"block=none, head=dots_saveable"``, as ``select_each`` writes it."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         quote = "" if character == quote else quote or (character if character in "'\"" else "")

@@ -186,9 +186,6 @@ class Signature(Inputs):
             dicts, as ``jax.grad`` does. In an object of a class (a config, a model) they are settings, and stay what
             they are unless ``wrt`` asks for its argument, or there is nothing else. In a model of equinox they do so
             unless it asks for the number itself: for equinox they are static. NumPy's numbers are traced with them.
-
-    Raises:
-        RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated.
     """
 
     def __init__(
@@ -289,11 +286,7 @@ class Signature(Inputs):
                 )
 
     def require_differentiable(self) -> None:
-        """Make sure that there is something to differentiate.
-
-        Raises:
-            RematError: there is not.
-        """
+        """Make sure that there is something to differentiate."""
         if not self.differentiated:
             if not self.leaves:
                 raise RematError(f"{self.function} was called without arguments: nothing to differentiate.")
@@ -357,11 +350,7 @@ class Signature(Inputs):
         return tree_unflatten(self._tree, leaves)
 
     def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The array leaves of another call with arguments of the same types.
-
-        Raises:
-            RematError: the arguments differ in structure or type from those that were traced.
-        """
+        """The array leaves of another call with arguments of the same types."""
         leaves, tree = tree_flatten(((*self._bound.args, *args), {**self._bound.kwargs, **kwargs}))
         if tree != self._tree:
             raise RematError(f"the inputs are not arguments that {self.function} was traced with: another structure.")

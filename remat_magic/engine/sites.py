@@ -103,13 +103,7 @@ class SiteTable:
 
 
 def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> SiteTable:
-    """All sites of a program in the order of their first call.
-
-    Args:
-        closed: the primal jaxpr.
-        spans: reads tracebacks.
-        describe: the key of a policy as written.
-    """
+    """All sites of a program in the order of their first call; ``describe`` gives the key of a policy as written."""
     times: dict[Identity, int | None] = {}
     policies: dict[Identity, list[str]] = {}
     calls: dict[Identity, SourceSpan | None] = {}
@@ -186,10 +180,9 @@ def own_checkpoint(closed: Any) -> Any:
 
 
 class PolicyWriter:
-    """Writes jaxprs anew with chosen policies at their checkpoint equations.
+    """Writes jaxprs anew with other policies at their checkpoint equations.
 
-    Args:
-        choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
+    ``choose`` gives for such an equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
     """
 
     def __init__(self, choose: Callable[[Any], Any]) -> None:

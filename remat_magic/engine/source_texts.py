@@ -37,10 +37,6 @@ def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[Sou
 
     Cells come first, in the order of their numbers, then the functions of files. The cell that defines the traced
     function comes before all other cells, or its file before all other files.
-
-    Args:
-        provenances: the traced program.
-        fun: the traced function.
     """
     spans: dict[tuple[int | None, str], dict[SourceSpan, None]] = {}
     for _, eqn in walk(provenances.closed, once=True):  # a body that many calls share has the same frames each time

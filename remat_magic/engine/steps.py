@@ -26,13 +26,7 @@ ITSELF = "none"
 
 
 class InnerGradient:
-    """A gradient that a program takes inside: what is told of it, and the function that it is of.
-
-    Args:
-        call: what is told of it.
-        function: what is differentiated.
-        given: the program.
-    """
+    """A gradient that a program takes inside: what is told of it, the function that it is of, and the program."""
 
     def __init__(self, call: GradientCall, function: Differentiated, given: Primal) -> None:
         self.call, self.function, self.given = call, function, given
@@ -153,16 +147,10 @@ def _is_returned(scope: Scope, var: Any) -> bool:
 def choose(
     primal: Primal, gradients: Sequence[InnerGradient], key: str | None, differentiate: bool
 ) -> InnerGradient | None:
-    """The gradient that a trace is of, None for the derivative of the function itself.
+    """The gradient that a trace is of, of those that a function takes inside; None for its own derivative.
 
-    Args:
-        primal: the function.
-        gradients: those that it takes inside, the dearest first.
-        key: of the one that is asked for, or ``ITSELF``; None where nothing is.
-        differentiate: whether something else says that the function itself is to be differentiated.
-
-    Raises:
-        RematError: there is none of that key.
+    ``key`` is that of the one that is asked for, or ``ITSELF``. ``differentiate``: something else says that the
+    function itself is to be differentiated.
     """
     if key is None:
         return gradients[0] if gradients and not differentiate and _is_step(primal, gradients) else None
@@ -308,12 +296,7 @@ def lowered_step(
 ) -> tuple[Any, jax.stages.Lowered, tuple[int, ...]]:
     """The jaxpr of a step under a policy, the same lowered, and the positions of the arguments that it writes over.
 
-    Args:
-        given: the step as it was traced.
-        step: what is known of it.
-        applied: the step with the policy in it.
-        shardings: one for each input, None for none.
-        platform: what to lower for; None for where the arguments are.
+    ``applied`` is the step with the policy in it, ``platform`` what to lower for; None for where the arguments are.
     """
     whole = Primal(applied, given.signature, given.has_aux, look_inside=False, names=given.names)
     room = Counter(map(_kind, whole.updating.out_avals))

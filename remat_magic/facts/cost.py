@@ -61,13 +61,7 @@ FREE = Cost()
 
 
 def jaxpr_cost(jaxpr: Any, live: Live | None = None, type_of: TypeOf = own_type) -> Cost:
-    """What one run of a jaxpr, open or closed, costs one device.
-
-    Args:
-        jaxpr: the jaxpr.
-        live: tells the equations that count; all do if None.
-        type_of: tells the type of a variable, with how it is spread over a mesh.
-    """
+    """What one run of a jaxpr costs one device; ``live`` tells the equations that count, all do if None."""
     return _costs_of_jaxprs(live, type_of)(jaxpr)
 
 

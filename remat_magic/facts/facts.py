@@ -52,11 +52,7 @@ class Facts:
         self.first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, that of the first report
 
     def under(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Variant:
-        """The function under one choice, as ``Trace.report`` takes it, which is looked up here and nowhere else.
-
-        Raises:
-            RematError: no such policy, site or name.
-        """
+        """The function under one choice, as ``Trace.report`` takes it, which is looked up here and nowhere else."""
         with self.lock:
             engine = self.engine.in_parts(policy, at)
             if engine is not self.engine:
@@ -158,11 +154,7 @@ class Variant:
 
     @without_gc()
     def report(self, device: Device | DeviceMemory | None = None) -> Report:
-        """What the choice does: residuals, recomputation, both halves; the peak is as on a device, if one is given.
-
-        Raises:
-            RematError: JAX cannot trace the function under it.
-        """
+        """What the choice does: residuals, recomputation, both halves; the peak is as on a device, if one is given."""
         memory = memory_of(device)
         with self.lock:
             if memory not in self._reports:
@@ -177,9 +169,6 @@ class Variant:
 
         That part (``complete`` is False) has what is saved, recomputed and held at the peak, and FLOPs; no program, no
         ``needed_by``, of the notes those on the peak alone, and of kernels those of recomputation where ``timed``.
-
-        Raises:
-            RematError: as ``report``.
         """
         memory = memory_of(device)
         with self.lock:
@@ -239,11 +228,7 @@ class Variant:
 
     @kept
     def saved_bytes(self) -> int:
-        """What the choice saves, as in its report, without the rest of one; all of it where there is no backward half.
-
-        Raises:
-            RematError: as ``report``.
-        """
+        """What the choice saves, as in its report, without the rest of one; all of it if there is no backward half."""
         first, half = self.preview, self.retrace.forward
         if first.complete:
             return first.saved_bytes
@@ -258,10 +243,8 @@ class Variant:
     def timeline(self, device: Device | DeviceMemory | None = None) -> Timeline:
         """The estimated device memory held from equation to equation, where its peak is, and what is held there.
 
-        Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know.
-
-        Raises:
-            RematError: as ``report``, or the function has no backward half.
+        Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know. An
+        error where the function has no backward half.
         """
         sheet = device if isinstance(device, Device) else None
         with self.lock:
@@ -279,11 +262,7 @@ class Variant:
             return reports.over_time(self._blank, schedule, programs, given.arguments, given.name, sheet)
 
     def step(self, device: Device | None = None) -> StepMemory | None:
-        """What the training step holds that the gradient is taken in; None where there is none, or it is not known.
-
-        Raises:
-            RematError: as ``timeline``.
-        """
+        """What the training step holds that the gradient is taken in; None where there is none, or it is not known."""
         step = self.engine.step
         return None if step is None else StepMemory(step.given.name, self.timeline(device))
 

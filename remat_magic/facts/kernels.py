@@ -83,14 +83,9 @@ def kernels_of(
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of one run of a jaxpr, equal ones merged, and what recomputation has in them.
 
-    Args:
-        jaxpr: open or closed.
-        lines: the straight lines of its live code; all of it is live if None.
-        recomputing: tells whether an equation, at any depth, computes a forward value again; none does if None.
-
-    Returns:
-        All kernels, and the part of them that recomputation is: its operations, with the bytes that are read for them
-        and that they write.
+    ``lines`` are the straight lines of its live code; all of it is live if None. ``recomputing`` tells whether an
+    equation, at any depth, computes a forward value again; none does if None. Of these operations the second has the
+    kernels with the bytes that are read for them and that they write.
     """
     fusion = _Fusion(lines or StraightLines(), recomputing)
     fusion.run(jaxpr)
@@ -185,11 +180,7 @@ class _Fusion:
         self._fused = fused
 
     def run(self, jaxpr: Any) -> Sequence[_Value | None]:
-        """Take in a whole program: what it is given is in memory, and what it gives back is written.
-
-        Returns:
-            Its values, by their numbers.
-        """
+        """Take in a program, whose inputs are in memory and whose outputs are written: its values, by their numbers."""
         flat = self._lines(jaxpr)
         values: list[Any] = [None] * len(flat.types)
         for number in (*flat.inputs, *flat.constants.values()):

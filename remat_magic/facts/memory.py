@@ -341,16 +341,9 @@ def both_halves(
 ) -> Schedule:
     """The schedule of a function and its gradient.
 
-    Args:
-        forward: a closed jaxpr whose outputs are the function's own and then the residuals.
-        backward: a closed jaxpr whose inputs are the residuals, in that order, and then the cotangents.
-        outputs: how many outputs the function itself has.
-        lines: the straight lines of the live code of both, where they are known.
-        type_of: tells the types of their variables, with how they are spread over a mesh.
-        on: how a device holds them.
-
-    Raises:
-        ValueError: ``backward`` takes fewer inputs than there are residuals.
+    The outputs of ``forward`` are the function's own ``outputs`` and then the residuals; the inputs of ``backward`` are
+    the residuals, in that order, and then the cotangents. ``lines`` are the straight lines of the live code of both,
+    where they are known, and ``on`` is how a device holds values.
     """
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
@@ -395,15 +388,10 @@ _Lines = tuple[StraightLines, StraightLines]
 
 
 def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = PLAIN) -> Schedule:
-    """The schedule of a step.
+    """The schedule of a step, with the halves of each call that stands for a gradient.
 
     Arguments are held throughout, but for those that are donated, which are freed after their last reader and may be
     written over; what the step returns is held to the end.
-
-    Args:
-        step: the step.
-        halves: those of each call that stands for a gradient.
-        on: how the device holds values.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
     schedule = _StepSchedule(step, halves, {}, {}, _spread(step, halves), on)

@@ -190,11 +190,9 @@ def _within(inner: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class LiveProgram(Program):
-    """The text of a jaxpr, laid out when it is first looked into, once. A copy of it is plain data.
+    """The text of a jaxpr, laid out when it is first looked into, once; the arguments are those of ``program``.
 
-    Args:
-        equations: how many there are in the text.
-        arguments: those of ``program``.
+    A copy of it is plain data.
     """
 
     __slots__ = ("_arguments",)
@@ -265,11 +263,8 @@ def program(
 ) -> Program:
     """The text of a jaxpr, byte for byte JAX's own, with the origin of each line.
 
-    Args:
-        closed: the jaxpr.
-        provenances: the primal program.
-        residuals: for variables of the jaxpr that are residuals, their index in the report.
-        repeated: of recomputed equations, by identity, whether they also ran in the forward half.
+    ``residuals`` has for variables of the jaxpr that are residuals their index in the report, ``repeated`` of
+    recomputed equations, by identity, whether they also ran in the forward half.
     """
     top = Scope(_jax.open_jaxpr(closed))
     entered = _inward(top, residuals)

@@ -48,10 +48,8 @@ def with_inserted(
 ) -> tuple[Kernel, ...]:
     """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
 
-    Args:
-        kernels: those of the program.
-        collectives: all those of the compiled half, those that the program names among them.
-        named_bytes: what these give a device.
+    ``collectives`` are all those of the compiled half; those that the program names among them give a device
+    ``named_bytes``.
     """
     nbytes, unknown = nbytes_of(collectives), Kernel(None, 0, "f32", "vector", inserted=True)
     if collectives is None or nbytes is None or any(collective.sent is None for collective in collectives):
@@ -392,13 +390,8 @@ def over_time(
 ) -> Timeline:
     """The memory held from equation to equation, and what holds it.
 
-    Args:
-        blank: what the timeline is of.
-        schedule: of both halves, or of a step.
-        programs: what the schedule is of.
-        arguments: the names of the inputs.
-        step: the name of the step.
-        device: whose data sheet tells the time that passes.
+    ``blank`` is what the timeline is of, the schedule of both halves or of a ``step``; ``programs`` is what that is of.
+    The data sheet of ``device`` tells the time that passes.
     """
     moments, equations, held = schedule.over_time()
     peak = max(range(len(moments)), key=lambda number: moments[number].bytes)

@@ -26,11 +26,8 @@ def saved_values(forward: Any, outputs: int) -> list[Saved]:
     """The saved values in the order in which JAX lists them: literals, constants, arguments, intermediates.
 
     Same as ``jax.ad_checkpoint.print_saved_residuals``: a value saved twice counts once, and ``reduce_precision``
-    (which JAX puts on every residual) is looked through.
-
-    Args:
-        forward: the forward jaxpr; its first ``outputs`` outputs are the function's, the others the residuals.
-        outputs: how many.
+    (which JAX puts on every residual) is looked through. The first ``outputs`` outputs of the forward jaxpr are the
+    function's, the others the residuals.
     """
     jaxpr = _jax.open_jaxpr(forward)
     through = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if _jax.is_rounding(eqn)}
@@ -98,14 +95,7 @@ def _kind(atom: Any, top: Scope, made_by: Sequence[Maker]) -> Kind:
 def residuals(
     half: Forward, saved: Sequence[Saved], provenances: Provenances, arguments: Sequence[str]
 ) -> tuple[Residual, ...]:
-    """The residuals without ``needed_by``.
-
-    Args:
-        half: the forward half.
-        saved: its saved values.
-        provenances: the primal program.
-        arguments: the name of each of the forward jaxpr's inputs.
-    """
+    """The residuals of a forward half without ``needed_by``; ``arguments`` are the names of its inputs."""
     top = Scope(_jax.open_jaxpr(half.closed))
     rows: list[Residual] = []
     for value in saved:
@@ -148,13 +138,8 @@ def needed_by(
 ) -> list[tuple[Reader, ...]]:
     """For each saved value the operations of the backward pass that read it, each kind of reader once.
 
-    Args:
-        backward: the backward jaxpr, whose first inputs are the residual leaves.
-        saved: the saved values.
-        provenances: the primal program.
-        live: tells an equation that matters from dead code.
-        recomputing: tells whether an equation recomputes a forward value.
-        gradients: the argument of each output of the backward jaxpr.
+    The first inputs of ``backward`` are the residual leaves, ``gradients`` the argument of each of its outputs.
+    ``live`` tells an equation that matters from dead code, ``recomputing`` whether one recomputes a forward value.
     """
     rows: list[tuple[Reader, ...]] = []
     becomes: dict[tuple[int, int], str] = {}

@@ -18,12 +18,9 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
 
     The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009):
     ``times * max(flops / peak, bytes / bandwidth, sent / interconnect)`` of each, added up. No kernel reaches its peak,
-    so this is what the device would need at least if the kernels are as reckoned and each runs alone: a compiler may
-    hide communication behind arithmetic.
-
-    Returns:
-        Seconds, and whether all costs, trip counts and links were known; what is not known counts its bytes, and one
-        run.
+    so this is what the device would need at least if each runs alone: a compiler may hide communication behind
+    arithmetic. The second is whether all costs, trip counts and links were known; what is not known counts its bytes,
+    and one run.
     """
     total, complete = 0.0, True
     for kernel in kernels:
@@ -44,12 +41,6 @@ def of_equations(
 
     Of what a kernel reads and writes each of its operations has a part, and a branch counts that takes most. So their
     sum is about that of the kernels.
-
-    Args:
-        equations: of the programs, at any depth, or None.
-        programs: open jaxprs.
-        type_of: tells the types of their variables.
-        device: whose data sheet it is by.
     """
     parts: dict[int, Kernel] = {}
     for jaxpr in programs:
@@ -97,17 +88,10 @@ def added(report: Report, device: Device) -> float | None:
 
 
 def times(report: Report, device: Device | str) -> Times:
-    """The estimated times of both halves under a report's policy.
+    """The estimated times of both halves under the policy of a complete report.
 
     What is offloaded goes to the host and comes back: twice its bytes over the host's bandwidth, as if nothing else ran
     meanwhile.
-
-    Args:
-        report: a complete one.
-        device: a device or its name.
-
-    Raises:
-        RematError: no such device.
     """
     device = get(device)
     forward, backward, again = (

@@ -86,8 +86,7 @@ class Propagated(Spread):
     def ask(self, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
         """Find out about the variables of a closed jaxpr, with its inputs and results spread so (None: as XLA likes).
 
-        Raises:
-            Exception: whatever JAX or XLA raises where it cannot be compiled.
+        JAX and XLA may raise whatever they like where it cannot be compiled.
         """
         shardings_inside, communicated = _jax.propagated(closed, shardings, results)
         self.communicated.append(communicated)

@@ -310,12 +310,10 @@ class Provenances:
                 provenances[:] = [replace(one, frames=one.frames.inside(frames)) for one in provenances]
 
     def of(self, eqn: Any, chain: Iterable[int] = ()) -> Provenance | None:
-        """The provenance of a derived equation.
+        """The provenance of an equation of a forward or backward jaxpr.
 
-        Args:
-            eqn: an equation of a forward or backward jaxpr.
-            chain: identities of the tracebacks of the equations around it there. Where a body is shared by several
-                calls, the provenance whose own chain holds all of these is taken (JAX may have inlined others).
+        ``chain`` has the identities of the tracebacks of the equations around it there. Where a body is shared by
+        several calls, the provenance whose own chain holds all of these is taken (JAX may have inlined others).
         """
         traceback = id(_jax.traceback_of(eqn))
         provenances = self._by_traceback.get(traceback)

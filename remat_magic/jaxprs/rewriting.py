@@ -42,10 +42,8 @@ class Rewriter:
     def __call__(self, jaxpr: Any, write: Callable[[Any, Renamed], Iterable[Any]], *key: Hashable) -> Any:
         """A jaxpr, open or closed, with other equations; itself where nothing changes.
 
-        Args:
-            jaxpr: the jaxpr.
-            write: gives the equations of an open jaxpr anew, and puts down what is renamed by them.
-            key: tells apart the ways in which one jaxpr is written.
+        ``write`` gives the equations of an open jaxpr anew, and puts down what is renamed by them; ``key`` tells apart
+        the ways in which one jaxpr is written.
         """
         old = _jax.open_jaxpr(jaxpr)
         if (id(jaxpr), *key) not in self._done:
@@ -135,19 +133,14 @@ def name_everything(
     differentiate: Callable[[], object] | None = None,
     like: NamedProgram | None = None,
 ) -> NamedProgram:
-    """Name every value that a policy could keep, also in calls, checkpoints, scans and shard_map.
+    """Name every value that a policy could save, also in calls, checkpoints, scans and shard_map.
 
     So are those in the rules of custom derivatives, which JAX differentiates a call by in the place of its jaxpr.
-    Without jax_remat3 in force, checkpoints become those of JAX without it.
-
-    Args:
-        closed: the primal jaxpr.
-        within: tells the checkpoint equations that a policy is chosen for, only in which values are named; None for a
-            policy of the whole program.
-        rules: whether a policy reaches into the rules of custom derivatives; under jax_remat3 it does not.
-        differentiate: has JAX differentiate the program, called where it has not yet and what it asks a rule follows
-            from that.
-        like: the same program, named before: the rules are asked as there.
+    Without jax_remat3 in force, checkpoints become those of JAX without it. ``within`` tells the checkpoint equations
+    that a policy is chosen for, only in which values are named; None for a policy of the whole program. ``rules``: a
+    policy reaches into the rules of custom derivatives; under jax_remat3 it does not. ``differentiate`` has JAX
+    differentiate the program, called where it has not yet and what it asks a rule follows from that. ``like`` is the
+    same program, named before: the rules are asked as there.
     """
     namer = _Namer(within or (lambda _: True), rules, differentiate, like)
     named = namer.jaxpr(closed, (), within is None)

@@ -116,11 +116,8 @@ class StraightLine:
 class StraightLines:
     """The straight lines of the live code of jaxprs, each jaxpr's made once.
 
-    Args:
-        live: tells an equation that matters from dead code; all do if None.
-        whole: tells a call that is one step, and not taken in.
-        type_of: tells the type of a variable, with how it is spread over a mesh.
-        merges: operations that do the same are one, as XLA eliminates common subexpressions.
+    ``live`` tells an equation that matters from dead code (all do if None), ``whole`` a call that is one step, and not
+    taken in. ``merges``: operations that do the same are one, as XLA eliminates common subexpressions.
     """
 
     def __init__(

@@ -94,11 +94,7 @@ class Returned:
 
 
 def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any]]:
-    """The leaves of the outputs and of the auxiliary ones.
-
-    Raises:
-        RematError: ``has_aux`` without a pair.
-    """
+    """The leaves of the outputs and of the auxiliary ones."""
     aux: Any = ()
     if has_aux:
         if not isinstance(out, tuple) or len(out) != 2:

@@ -138,12 +138,10 @@ class Scope:
 
 
 def walk(top: Any, enter: Callable[[Any], bool] = lambda _: True, *, once: bool = False) -> Iterator[tuple[Scope, Any]]:
-    """Every equation at any depth with the scope that it stands in, in program order.
+    """Every equation of a scope or jaxpr, at any depth, with the scope that it stands in, in program order.
 
-    Args:
-        top: a scope, or a jaxpr, open or closed.
-        enter: tells the equations whose bodies are walked too.
-        once: walk a body that several equations share for the first of them alone.
+    ``enter`` tells the equations whose bodies are walked too; ``once``: a body that several equations share is walked
+    for the first of them alone.
     """
     seen: set[int] = set()
 
@@ -361,13 +359,7 @@ def _outward(
 
 
 def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: True) -> list[tuple[Scope, Any]]:
-    """All the operations that read a value, looked for through names, barriers and bodies; each once.
-
-    Args:
-        scope: where the value is bound.
-        var: the variable.
-        live: tells an equation that matters from dead code.
-    """
+    """All the live operations that read a value of a scope, through names, barriers and bodies; each once."""
     return list({id(eqn): (here, eqn) for here, eqn in _onward(scope, [var], live)}.values())
 
 
