@@ -293,13 +293,27 @@ def test_what_is_written_by_hand_comes_first_and_beats_nothing_that_an_edit_writ
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
-def test_what_no_edit_can_write_is_not_on_the_front(unrolled: bool) -> None:
-    """A checkpoint around several calls is written by hand."""
-    loss, args = blocks(16, scanned=not unrolled)
-    trace = rm.trace(loss, *args)
-    fit = trace.fit(trace.report("nothing_saveable", "block/4", device="H100 SXM").peak_high)
-    (group,) = (it for it in fit.tried if it.at == "block/4")
-    assert group.unusable.startswith("No edit writes a checkpoint at some of the calls, or around several")
-    assert group.code.split("; ")[0] in group.unusable
-    assert not trace.edit(group).verified
-    assert all(trace.edit(it).verified for it in fit.choices if it.policy != "as_written")
+def test_what_no_edit_writes_is_offered_with_its_code_and_is_not_the_best(unrolled: bool) -> None:
+    """A checkpoint around several calls is written by hand, as microbatches are."""
+
+    def turn(w: Any, x: Any) -> Any:
+        return jnp.sin(x @ w)
+
+    def loss(w: Any, x: Any) -> Any:
+        if unrolled:
+            for _ in range(36):
+                x = turn(w, x)
+            return x.sum()
+        return jax.lax.scan(lambda x, _: (turn(w, x), None), x, None, length=36)[0].sum()
+
+    w, x = (jax.ShapeDtypeStruct((size, 64), "float32") for size in (64, 1 << 14))
+    trace, at = rm.trace(loss, w, x), "turn/6"
+    fit = trace.fit(trace.report("nothing_saveable", at, device="H100 SXM").peak_high)
+    (group,) = (it for it in fit.choices if it.at == at)
+    assert group.by_hand
+    assert group.code
+    assert fit.best is group
+    edit = trace.edit(group)
+    assert not edit.verified
+    assert group.code.split("; ")[0] in edit.unnamed[0]
+    assert all(trace.edit(it).verified for it in fit.choices if not it.by_hand and it.policy != "as_written")

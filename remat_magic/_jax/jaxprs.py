@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -123,7 +124,8 @@ def part(jaxpr: Any, eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequen
 def structure(jaxpr: Any) -> Hashable:
     """A key that is equal for open jaxprs that do the same in the same surroundings, whatever their variables are.
 
-    Jaxprs inside the equations are told apart by their identity, and so are constants that are no numbers.
+    Jaxprs inside the equations are told apart by their identity, and so are constants that are no numbers; names of
+    scopes not by the numbers in them, as in ``Block_0`` and ``Block_1``.
     """
     numbers: dict[Any, int] = {}
 
@@ -134,7 +136,14 @@ def structure(jaxpr: Any) -> Hashable:
 
     inputs = tuple(map(key, jaxpr.invars))
     eqns = tuple(
-        (eqn.primitive, params_key(eqn), name_stack(eqn), eqn.ctx, *map(key, eqn.invars), *map(key, eqn.outvars))
+        (
+            eqn.primitive,
+            params_key(eqn),
+            re.sub(r"\d+", "", name_stack(eqn)),
+            eqn.ctx,
+            *map(key, eqn.invars),
+            *map(key, eqn.outvars),
+        )
         for eqn in jaxpr.eqns
     )
     return inputs, eqns, tuple(map(key, jaxpr.outvars)), jaxpr.effects

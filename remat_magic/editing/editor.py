@@ -12,7 +12,7 @@ import ast
 import functools
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.jaxprs.rewriting import is_given
 from remat_magic.parsing import parse_expression, parse_source
-from remat_magic.planning.places import whole_function, why_unwritten
+from remat_magic.planning.places import whole_function
 from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
@@ -58,7 +58,7 @@ from remat_magic.records import (
     Report,
     Site,
 )
-from remat_magic.records.fit import microbatches_in
+from remat_magic.records.fit import by_hand, microbatches_in
 from remat_magic.user_files import is_user_file
 
 
@@ -144,11 +144,19 @@ class _Editor:
 
     def edit(self, plan: Plan) -> Edit:
         """The edit of a plan."""
-        if any(microbatches_in(part.at) > 1 for part in _parts(plan)):
-            why = "No edit writes microbatches: `code` of the choice or report is what to write by hand."
-            return replace(self._empty(plan), unnamed=(why,))
-        if why := [*self._why_unwritable(plan)]:
-            return replace(self._empty(plan), unnamed=tuple(why), closest=self._at_whole_functions(plan))
+        if by_hand(plan.at):
+            code = plan.code or self._facts.under(plan if plan.names else plan.policy, plan.at).selection.code
+            what = (
+                f"by hand it is `{code}`"
+                if code and "\n" not in code
+                else "`code` of the choice or report is all of it"
+            )
+            why = f"No edit writes some calls, several together or microbatches, as {plan.at!r} is: {what}."
+            closest = None if microbatches_in(plan.at) > 1 else self._at_whole_functions(plan)
+            return replace(self._empty(plan), unnamed=(why,), closest=closest)
+        if plan.names and parts_in([plan.at]):
+            why = f"no edit gives names to what is in a part of {plan.at}: choose a policy of JAX's."
+            return replace(self._empty(plan), unnamed=(why,), closest=self._at_whole_functions(plan))
         if not plan.names:
             return self._of_policy(plan)
         naming = planner(self._facts, plan.at).parts.naming
@@ -204,14 +212,6 @@ class _Editor:
         used = {groups[value.key] for value in best.names}
         names = ChosenNames([option for option in options if option in used])
         return _kept_to(self._written(_held_to(best, plan), names, ()))
-
-    def _why_unwritable(self, plan: Plan) -> Iterator[str]:
-        """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
-        for part in _parts(plan):
-            if part.names and parts_in([part.at]):
-                yield f"no edit gives names to what is in a part of {part.at}: choose a policy of JAX's."
-            elif why := why_unwritten(self._facts, part.policy, part.at, part.code if part.names else None):
-                yield why
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
         """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""

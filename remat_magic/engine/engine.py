@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -131,7 +131,7 @@ class Engine:
     def _copy(self) -> Self:
         """One that is to begin anew."""
         other: Self = copy.copy(self)
-        for name in ("_names", "donation", "in_microbatches"):
+        for name in ("_names", "donation"):
             other.__dict__.pop(name, None)
         other.lock = threading.RLock()
         return other
@@ -172,7 +172,7 @@ class Engine:
     @property
     def cut_batch(self) -> tuple[Site, ...]:
         """The place that is the batch in about the square root of the most microbatches, if there can be some."""
-        divisors, _ = self.in_microbatches
+        divisors, _ = self.in_microbatches()
         if not divisors:
             return ()
         at = f"{self.batch_key} in {middle(divisors)}"
@@ -243,14 +243,16 @@ class Engine:
         """What may be the batch: how many examples, and in which leaves; the likeliest first."""
         return sorted(batches(self.given, self.step), key=lambda batch: -len(batch[1])) if self.step else []
 
-    @kept
-    def in_microbatches(self) -> tuple[tuple[int, ...], str]:
-        """The numbers of microbatches that there can be, and why there are none where something may be a batch."""
+    def in_microbatches(self, choose: Callable[[Sequence[int]], int] = middle) -> tuple[tuple[int, ...], str]:
+        """The numbers of microbatches that there can be, and why there are none where something may be a batch.
+
+        The one of them that ``choose`` gives is traced.
+        """
         why = ""
         for size, _ in self._batches:
             divisors = tuple(n for n in range(2, size + 1) if size % n == 0)
             try:
-                if divisors and self.in_parts("none", f"{self.batch_key} in {middle(divisors)}"):
+                if divisors and self.in_parts("none", f"{self.batch_key} in {choose(divisors)}"):
                     return divisors, ""
             except RematError as error:
                 why = why or str(error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 
 from remat_magic import _jax, devices, units
+from remat_magic.engine.halves import without_gc
 from remat_magic.engine.microbatches import batches
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.vmaps import parts_in
@@ -19,10 +20,10 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.places import Search, why_unwritten
+from remat_magic.planning.places import Search
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
-from remat_magic.records.fit import microbatches_in, ordered
+from remat_magic.records.fit import by_hand, microbatches_in, ordered
 
 LIKE = "H100 SXM"
 """The device as on which peaks are where only bytes are given."""
@@ -120,6 +121,7 @@ class Fitting:
         yield replace(fit, progress=Progress(done, done + 1, "the largest batch"))
         yield replace(self.with_batch(fit), not_tried=self._search.not_tried, progress=Progress(done, done))
 
+    @without_gc()
     def settled(self, fit: Fit, choices: Iterable[FitChoice]) -> Fit:
         """The same, unless an edit writes all of some choices; else with the nearest that one writes in their place."""
         anew = False
@@ -132,6 +134,7 @@ class Fitting:
             anew |= bool(self._view.written[choice.which])
         return self._anew(fit, donating=True) if anew else fit
 
+    @without_gc()
     def with_batch(self, fit: Fit) -> Fit:
         """The same with the largest batch that fits, which is as XLA says where it was asked."""
         needed = fit.needed_bytes if fit.compiled else None
@@ -177,15 +180,16 @@ class _View:
     def choice(self, report: Report) -> FitChoice:
         """A report as a choice."""
         plan = self._facts.engine.plans.get(report.policy)
-        known = not report.backward_error and self.report.peak_bytes is not None
-        unusable = report.backward_error or why_unwritten(
-            self._facts, report.policy, report.at, report.code if plan else None
+        known, code = (
+            not report.backward_error and self.report.peak_bytes is not None,
+            plan.code if plan else report.code,
         )
+        unusable = report.backward_error
         if offloading(report, self._target.device) == "kept":
             unusable = unusable or _KEPT
+        if by_hand(report.at) and not code:
+            unusable = unusable or "No code is known for it: trace.function gives a function that does it."
         seconds = self._seconds(report) if known else None
-        if microbatches_in(report.at) > 1 and not (report.code or unusable):
-            unusable = "No code is known for it: trace.function gives a step that does it."
         choice = FitChoice(
             what_of(self._facts, report),
             report.policy,
@@ -202,7 +206,7 @@ class _View:
             if known and self._flops
             else None,
             saved_bytes=report.saved_bytes,
-            code=with_imports(plan.code if plan else report.code),
+            code=with_imports(code),
             plan=plan,
             unusable=unusable,
         )

@@ -20,13 +20,12 @@ from remat_magic import _jax, devices
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.primal import Contents
-from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.vmaps import middle
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
-from remat_magic.facts.facts import Facts
+from remat_magic.facts.facts import Facts, Variant
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report
-from remat_magic.records.fit import microbatches_in
+from remat_magic.records.fit import by_hand, microbatches_in
 
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
@@ -48,6 +47,7 @@ _FEWEST = 4  # calls that are worth grouping
 _LOOPS = 2  # of which several steps together are tried at once
 _LARGE = 0.1  # of all that is made: a vmap that makes less is not tried in parts
 _SURELY = 0.97  # of a capacity: what is to be held by a line through two peaks may be a little more
+_MOSTLY = 0.9  # of what a place makes
 _KNOWN = 2  # what has no checkpoint, and what is as written: these are always tried
 
 
@@ -140,6 +140,8 @@ class Search:
         self.reports: dict[Any, list[Report]] = {}  # those that do the same together
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
+        self._planned = dict[str, None]()  # where plans are made
+        self._cuts = list[tuple[str, Sequence[int], str]]()  # what can be cut, in how many parts, the policy of each
 
     def run(self, most: int) -> Iterator[Progress]:
         """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
@@ -184,7 +186,8 @@ class Search:
         loops = [key for key in outside if key in of_loops]
         for key in dict.fromkeys((*outside[:1], *loops[:_LOOPS])):
             if group := _together(self._facts, key, inside):
-                yield _Candidate(_NOTHING, group)
+                yield _Candidate(_NOTHING, key)
+                yield _Candidate(_NOTHING, group, (_NOTHING, key))
         apart = _apart([key for key in outside if "<lambda>" not in key], inside)  # which have no definition
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
@@ -193,7 +196,11 @@ class Search:
         yield from self._moved(sites, [key for key in places if key not in sites], inside)
         for key in free[:2]:
             yield from _at(key)
-        yield from _at("function")
+        first, *others = _at("function")
+        yield from (
+            first if best == "function" or self._capacity is None else replace(first, after=(_NOTHING, best)),
+            *others,
+        )
         for key in sites if len(sites) > 1 else ():
             yield _Candidate("none", key)
             yield from _at(key)
@@ -215,28 +222,46 @@ class Search:
                 around.setdefault(operation, []).append(inside[key].operations)
         return [key for key in places if not _is_within(inside[key].operations, around)]
 
-    def _cuts(self) -> Iterator[tuple[str, Sequence[int], str]]:
-        """What can be cut, in how many parts, and with which policy that is tried: microbatches repeat nothing."""
-        engine = self._facts.engine
-        yield from ((vmap.key, vmap.divisors, _NOTHING) for vmap in engine.vmaps.values() if vmap.divisors)
-        if numbers := engine.in_microbatches[0]:
-            yield engine.batch_key, numbers, "none"
-
     def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
-        """What can be cut in the fewest parts, and in about the square root of the most; not what makes little."""
+        """What can be cut in the fewest parts, and in about the square root of the most; not what makes little.
+
+        Microbatches repeat nothing. They are as many as are to fit, where something is to be fitted.
+        """
         engine, little = self._facts.engine, list[str]()
         keys = {callee.who: key for key, callee in engine.primal.possible.callees.items()}
         for vmap in engine.vmaps.values():
             own = inside.get(keys.get(vmap.who, ""))
             if own is not None and own.nbytes < _LARGE * inside["function"].nbytes:
                 little.append(vmap.key)
+            elif numbers := vmap.divisors:
+                self._cuts.append((vmap.key, numbers, _NOTHING))
+                yield from (
+                    _Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys((numbers[0], middle(numbers)))
+                )
         if little:
             self._leave_out("what it makes is less than a tenth of all", *little)
-        if why := engine.in_microbatches[1]:
+        chosen = list[int]()
+        numbers, why = engine.in_microbatches(lambda of: chosen.append(self._enough(of)) or chosen[-1])
+        if why:
             self._leave_out(why.rstrip("."), "microbatches")
-        for key, numbers, policy in self._cuts():
-            for n in dict.fromkeys((numbers[0], middle(numbers))) if key not in little else ():
-                yield _Candidate(policy, f"{key} in {n}")
+        if numbers:
+            self._cuts.append((engine.batch_key, numbers, "none"))
+            yield _Candidate("none", f"{engine.batch_key} in {chosen[-1]}")
+
+    def _enough(self, numbers: Sequence[int]) -> int:
+        """The fewest microbatches that are to fit, as what is held for one example falls with them, and no sum does."""
+        report = self._facts.under().figures(self._memory)
+        if self._capacity is None or not report.peak_bytes or not report.peak_high:
+            return middle(numbers)
+        falls = sum(nbytes for kind, nbytes in report.peak_by_kind if kind in ("residual", "temporary"))
+        sums = sum(
+            4 * math.prod(leaf.value.shape)
+            for leaf in self._facts.engine.primal.signature.arrays
+            if leaf.differentiated
+        )
+        range_ = report.peak_high / report.peak_bytes
+        left = _SURELY * self._capacity / range_ - (report.peak_bytes - falls + sums)
+        return next((n for n in numbers if falls / n <= left), middle(numbers))
 
     def _more_parts(self, capacity: int) -> Iterator[_Candidate]:
         """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts.
@@ -244,8 +269,12 @@ class Search:
         Microbatches that do not fit by themselves are tried with the checkpoint that lowers the peak most.
         """
         by_place = {(it.policy, it.at): it.peak_high for it in self.tried if it.peak_high}
-        for key, numbers, policy in self._cuts():
+        for key, numbers, policy in self._cuts:
             tried = {n: by_place[policy, at] for n in numbers if (policy, at := f"{key} in {n}") in by_place}
+            if policy == "none" and self._written and self._written.peak_high:
+                if min(tried.values(), default=0) <= capacity:
+                    continue
+                tried[1] = self._written.peak_high
             if len(tried) < 2:
                 continue
             (few, high), *_, (many, low) = sorted(tried.items())
@@ -253,8 +282,8 @@ class Search:
             fitting = [n for n in numbers if low + b * (1 / n - 1 / many) <= _SURELY * capacity]
             yield from (_Candidate(policy, f"{key} in {n}") for n in fitting[:1] if n not in tried)
             others = [at for _, at in sorted(by_place, key=by_place.__getitem__) if at in self._facts.engine.contents()]
-            if policy == "none" and others and not (fitting and fitting[0] <= many):
-                yield from (_mixed({f"{key} in {n}": policy, others[0]: _NOTHING}) for n in (few, many))
+            if policy == "none" and others and not fitting:
+                yield _mixed({f"{key} in {many}": policy, others[0]: _NOTHING})
 
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
         """The places that make enough to matter, each once, those with most to gain first."""
@@ -299,6 +328,7 @@ class Search:
         if written is None or ((written.peak_high or 0) <= capacity and not written.recomputed_flops):
             return  # nothing costs less
         surely, perhaps = (self._promising(figure, capacity, written)[:1] for figure in ("peak_high", "peak_bytes"))
+        self._planned = dict.fromkeys((*surely, *perhaps))
         for at in surely:
             yield _Candidate(f"plan that fits at {at}", at, limit=("peak_high", capacity))
         if written.recomputed_flops or (written.peak_bytes or 0) > capacity:
@@ -362,8 +392,9 @@ class Search:
         figure, limit = choice.limit
         objective, held = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
         request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
-        beat = min((objective.of(it) for it in self.tried if it.peak_bytes and held(it) <= limit), default=math.inf)
-        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat)
+        fitting = (it for it in self.tried if it.peak_bytes and held(it) <= limit and not by_hand(it.at))
+        beat = min(map(objective.of, fitting), default=math.inf)
+        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat, by_source=True)
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
     @without_gc()
@@ -374,6 +405,8 @@ class Search:
             if policy is None:
                 return
             variant = self._facts.under(policy, choice.at)
+            if self._saves_too_much(variant, choice):
+                return
             timed = self._device is not None
             whole = self._whole or (timed and microbatches_in(choice.at) > 1)  # which take other times all over
             report = variant.report(self._memory) if whole else variant.figures(self._memory, timed=timed)
@@ -385,6 +418,18 @@ class Search:
         if choice.limit is not None and self._is_hardly_better(report):
             return
         self.add(report, only_new=choice.limit is not None)
+
+    def _saves_too_much(self, variant: Variant, choice: _Candidate) -> bool:
+        """Whether half of what a choice saves more than another, that nearly fits, is too much: whatever is donated."""
+        fewer = next((it for it in self.tried if (it.policy, it.at) == (_BATCHLESS, choice.at)), None)
+        if self._capacity is None or choice.policy != _DOTS or fewer is None:
+            return False
+        given = sum(_jax.nbytes(leaf.value) for leaf in self._facts.engine.given.signature.arrays)
+        left = self._capacity + given - (fewer.peak_bytes or 0)
+        if (variant.preview.saved_bytes - fewer.saved_bytes) / 2 <= left:
+            return False
+        self._leave_out(f"it saves too much more than {label_of(fewer)}", label_of(choice))
+        return True
 
     def add(self, report: Report, *, only_new: bool) -> None:
         """Take in a report; one that is to be ``only_new`` not where another choice makes the same program."""
@@ -404,22 +449,40 @@ class Search:
         )
 
     def _in_vain(self, choice: _Candidate) -> str:
-        """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
+        """Why a choice is not worth a try, by what others have come to; empty where it is."""
+        if choice.late and self._planned:
+            inside = self._facts.engine.contents()
+            around = set[int]().union(*(inside[at].operations for at in self._planned if at in inside))
+            own = inside[whole_function(choice.at)].operations
+            if len(own & around) > _MOSTLY * len(own):
+                return f"a plan at {' or '.join(self._planned)} can do that too"
         if choice.after is None:
             return ""
         by_choice = {(report.policy, report.at): report for report in self.tried}
         tried = by_choice.get(choice.after)
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
-            return "a checkpoint there that saves nothing could not be tried"
+            return "a checkpoint there that saves nothing was not"
+        if choice.at == "function" and choice.policy == _NOTHING and without is not None:
+            lower = tried.peak_bytes < CLEARLY_LOWER * (without.peak_bytes or 0)
+            return f"{label_of(tried)} makes it again part by part" if lower else ""
         if choice.policy == _DOTS and without is not None:  # which saves as much as the other, or more
             fewer = by_choice.get((_BATCHLESS, choice.at))
             if fewer is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
                 return f"the estimated peak is no lower with {label_of(fewer)}"
+            tried = fewer or tried
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
             # They can lower the peak where to save nothing does not: then all is made again at once.
             products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
             return "" if products else "no matrix product is recomputed there that they could save"
+        if without is not None and choice.at.startswith(
+            f"{choice.after[1]}/"
+        ):  # that one of them gains nothing says little
+            size, runs = int(choice.at.rpartition("/")[2]), self._facts.engine.contents()[choice.after[1]].runs
+            again = (without.saved_bytes - tried.saved_bytes) / max(runs, 1)
+            return "by what they save, they would make more again at once than they no longer save" * (
+                tried.saved_bytes <= size * again
+            )
         if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
             return f"the estimated peak is hardly lower with {label_of(tried)}"
         return ""
@@ -442,19 +505,6 @@ class Search:
         # What changes nothing goes by the name of no checkpoint.
         first, *others = sorted(reports, key=lambda report: report.policy != "none")
         return replace(row_of(first, self._device), label=label_of(first), same_as=tuple(map(label_of, others)))
-
-
-def why_unwritten(facts: Facts, policy: str, at: str, code: str | None = None) -> str:
-    """Why no edit writes a checkpoint at some calls of a function, or around several, and what to write by hand.
-
-    Empty where the place is another one. The ``code`` of a policy need not be given.
-    """
-    for place, key in (policy_of_each(at) if policy == MIXED else {at: policy}).items():
-        if whole_function(place) != place and facts.engine.place(place) is not None:
-            code = facts.under(key, place).selection.code if code is None or place != at else code
-            what = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
-            return f"No edit writes a checkpoint at some of the calls, or around several, as {place!r} is: {what}"
-    return ""
 
 
 def whole_function(at: str) -> str:

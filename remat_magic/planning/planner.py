@@ -40,7 +40,7 @@ class Planner:
     def __init__(self, facts: Facts, parts: Dissection, graph: Graph, most: int) -> None:
         self.facts, self.parts, self.graph, self.most = facts, parts, graph, most
         self._lock = threading.RLock()  # held while problems are set up
-        self._problems: dict[tuple[str, float | None], Problem] = {}
+        self._problems: dict[tuple[object, bool], Problem] = {}
         self._values_by_name: Mapping[str, PlannedValue] | None = None
 
     @property
@@ -57,14 +57,22 @@ class Planner:
         derived = self.graph.deferred and not self.facts.engine.primal.remat3
         return (*inside, *(("values that only a derivative has",) * derived))
 
-    def problem(self, objective: Objective | None = None) -> Problem:
-        """The integer program for what is to be least, FLOPs by default."""
+    def problem(self, objective: Objective | None = None, *, by_source: bool = False) -> Problem:
+        """The integer program for what is to be least, FLOPs by default.
+
+        ``by_source``: what an expression of the user's is worth is saved in all its calls, and nothing made inside one.
+        """
         objective = objective or FLOPS
         with self._lock:
-            problem = self._problems.get(objective.key)
+            problem = self._problems.get((objective.key, by_source))
             if problem is None:
+                own, values = self.parts.naming.values, self.every_value() if by_source else {}
+                written = {key: it for key, it in values.items() if it.source and not (it.library or own[key].in_rule)}
+                last = {(it.source, it.path): it.origin for it in written.values()}
+                group = {key: str(it.origin) for key, it in written.items() if last[it.source, it.path] == it.origin}
                 costs = objective.costs(self.graph, self.parts.backward)
-                problem = self._problems[objective.key] = Problem(self.graph, costs)
+                problem = Problem(self.graph, costs, group=group if by_source else None)
+                self._problems[objective.key, by_source] = problem
             return problem
 
     def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:

@@ -439,6 +439,8 @@ def filling(
     held: Callable[[Report | Plan], int | None],
     known: Iterable[Report | Plan],
     beat: float = math.inf,
+    *,
+    by_source: bool = False,
 ) -> Plan | None:
     """A plan at a place that fills a limit, by lines through what saves least there and what was tried by then.
 
@@ -449,9 +451,10 @@ def filling(
         held: what of a report is to stay within the limit.
         known: choices at the place; the one that saves most of those within the limit is begun with.
         beat: what another choice within the limit costs: None where no plan is found that costs clearly less.
+        by_source: as for ``Planner.problem``.
     """
     choices, limit, least = planner(facts, at), request.budget, request.objective
-    problem = choices.problem(least)
+    problem = choices.problem(least, by_source=by_source)
     sizes = sorted((report.saved_bytes, held(report) or 0) for report in known)
     saved, most = max((size for size in sizes if size[1] <= limit), default=(0, math.inf))
     slope = max(((needed - most) / (more - saved) for more, needed in sizes if more > saved), default=1.0)

@@ -23,6 +23,12 @@ def microbatches_in(at: str) -> int:
     return int(found[1]) if found else 1
 
 
+def by_hand(at: str) -> bool:
+    """Whether no edit writes a place, or one of several: microbatches, some calls of a function, several together."""
+    some = re.search(r"(?:^|, )[^=]*?(?:\[[-\d:]*:[-\d:]*\]|/\d+)(?:=|$)", at)
+    return some is not None or microbatches_in(at) > 1
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class FitChoice(Displayed):
     """One way to change what is kept in memory, and what that takes; it stands wherever a policy can.
@@ -93,8 +99,8 @@ class FitChoice(Displayed):
 
     @property
     def by_hand(self) -> bool:
-        """Whether no edit writes it, and ``code`` is to be written by hand, as of microbatches."""
-        return microbatches_in(self.at) > 1
+        """Whether no edit writes it, and ``code`` is to be written by hand: of microbatches, and of some calls."""
+        return by_hand(self.at)
 
     @property
     def caution(self) -> str:

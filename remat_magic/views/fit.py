@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from remat_magic.records import Edit, Fit, FitChoice, LiveValue, Measurement, Report, Timeline
+from remat_magic.records.fit import microbatches_in
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
 from remat_magic.views.edit import budget_sentence, diffs_html, findings, unnamed_sentences
@@ -287,7 +288,8 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
     if choice.by_hand:
         copied = f'data-action="copy" data-text="{html.escape(choice.code)}" title="Copies the code" {KEYS}'
         copy = f'<button type="button" {copied}>Copy</button>'
-        where = "to be written by hand, in place of the statement that takes the gradient"
+        where = "to be written by hand"
+        where += ", in place of the statement that takes the gradient" * (microbatches_in(choice.at) > 1)
         head = f'<div class="remat-diff-file"><b>{where}</b> {copy}</div>'
         remarks, diffs = "", f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
     else:
