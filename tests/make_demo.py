@@ -1,9 +1,9 @@
-"""Runs demo.ipynb and keeps what it shows: ``python tests/make_demo.py``, in an environment with ``.[test]``.
+"""Runs demo.ipynb and the notebooks of docs/ and keeps what they show, in an environment with ``.[test,models]``.
 
-The notebook's text and code are written by hand, in the notebook itself; this only renews its outputs. Kept are the
+``python tests/make_demo.py [NOTEBOOK ...]``. Text and code are written by hand, in the notebooks; this renews their outputs. Kept are the
 static copies, with the figures of every policy that the widget would compute ahead in a notebook that is left open. For
 training steps, and for the same report again, none is computed ahead. Not kept are the widgets themselves: without
-their kernel they show nothing, and their state would double the file. Chapter 11 needs the extra ``models``.
+their kernel they show nothing, and their state would double the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-DEMO = Path(__file__).parent.parent / "demo.ipynb"
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "demo.ipynb"
+NOTEBOOKS = (DEMO, *sorted((ROOT / "docs").glob("*.ipynb")))
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -82,7 +84,7 @@ def lacks(source: str) -> list[str]:
 
 
 def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
-    """A copy of the notebook, run from top to bottom in a new kernel and an empty folder.
+    """A copy of a notebook, run from top to bottom in a new kernel and an empty folder.
 
     Args:
         notebook: what to run; its outputs are ignored.
@@ -129,24 +131,27 @@ def kept(notebook: NotebookNode, jax: str) -> NotebookNode:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run demo.ipynb and keep what it shows.")
+    parser = argparse.ArgumentParser(description="Run notebooks and keep what they show.")
+    parser.add_argument("notebooks", nargs="*", type=Path, default=NOTEBOOKS, metavar="NOTEBOOK")
     parser.add_argument(
-        "--run-to", metavar="FILE", type=Path, help="leave the demo alone, and write all that a run shows"
+        "--run-to", metavar="FOLDER", type=Path, help="leave the notebooks alone, and write all that a run shows"
     )
     arguments = parser.parse_args()
-    demo = nbformat.read(DEMO, as_version=4)
+    read = {path: nbformat.read(path, as_version=4) for path in arguments.notebooks}
     if arguments.run_to:
-        nbformat.write(execute(demo), arguments.run_to)
+        for path, notebook in read.items():
+            nbformat.write(execute(notebook), arguments.run_to / path.name)
         return
     import jax
 
-    missing = {name for cell in demo.cells for name in lacks(cell.source)}
+    missing = {name for notebook in read.values() for cell in notebook.cells for name in lacks(cell.source)}
     if missing:
         parser.error(f"{', '.join(sorted(missing))} are not installed: pip install '.[models]'")
-    made = kept(execute(demo, look_ahead=True), jax.__version__)
-    nbformat.validate(made)
-    nbformat.write(made, DEMO)
-    print(f"{DEMO.name}: {DEMO.stat().st_size / 1e6:.2f} MB, jax {jax.__version__}")
+    for path, notebook in read.items():
+        made = kept(execute(notebook, look_ahead=True), jax.__version__)
+        nbformat.validate(made)
+        nbformat.write(made, path)
+        print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, jax {jax.__version__}")
 
 
 if __name__ == "__main__":

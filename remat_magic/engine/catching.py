@@ -37,7 +37,8 @@ class Call(NamedTuple):
 class Met(NamedTuple):
     """A gradient that code was about to take: the function that takes it, and where that is called.
 
-    ``taken`` tells the one that the code was stopped at, ``compiled`` what was compiled ahead of time or exported.
+    ``taken`` tells the one that the code was stopped at, ``compiled`` what was compiled ahead of time or exported,
+    ``cleans_up`` whether the user's code around it has a ``try`` or a ``with``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Met(NamedTuple):
     caller: SourceSpan | None
     taken: bool
     compiled: bool = False
+    cleans_up: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}{self.where}"
@@ -100,7 +102,8 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
             return ""
         ran = f" {_listed(self.ran)} ran before." if self.ran else ""
         eager = " It is not jitted: what the rest of the step holds is not in the figures." if self._eager else ""
-        return f"Stopped at {self.stopped_at.name}, before it ran.{ran} `finally` and `with` around it did run.{eager}"
+        clean = " `finally` and `with` around it did run." if self.stopped_at.cleans_up else ""
+        return f"Stopped at {self.stopped_at.name}, before it ran.{ran}{clean}{eager}"
 
     def answer(self) -> Any:
         """What ``take`` gave."""
@@ -163,12 +166,15 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
     def _met(self, candidates: Sequence[Call], frames: Sequence[FrameType], compiled: str = "") -> Met:
         """Note what was met: what may be called there, from which frames, and the name of what was compiled before."""
         names = [compiled] if compiled else [function_name(candidate.function) for candidate in candidates]
-        own = next((frame for frame in frames if is_user_file(frame.f_code.co_filename)), None)
-        caller = None if own is None else self._spans.at(own)
+        own = [frame for frame in frames if is_user_file(frame.f_code.co_filename)]
+        caller = self._spans.at(own[0]) if own else None
+        cell = next((number for number, frame in enumerate(own) if frame.f_code.co_name == "<module>"), len(own))
+        cleans_up = any(map(_cleans_up, own[: cell + 1]))
         is_gradient = bool(candidates) and libraries.is_gradient(candidates[0].function)
         where = _where(caller, "differentiated" if is_gradient else "called")
         wanted = self._step is None or self._is_step(self._step, names, candidates, frames)
-        self.gradients.append(Met(names[0] if names else "a gradient", where, caller, wanted, bool(compiled)))
+        name = names[0] if names else "a gradient"
+        self.gradients.append(Met(name, where, caller, wanted, bool(compiled), cleans_up))
         return self.gradients[-1]
 
     @staticmethod
@@ -200,6 +206,15 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         if _module(frame) != __name__.partition(".")[0]:
             yield frame
         frame = frame.f_back
+
+
+def _cleans_up(frame: FrameType) -> bool:
+    """Whether the source of a frame has a ``try`` or a ``with``, as far as is known."""
+    try:
+        lines, _ = inspect.getsourcelines(frame)
+    except (OSError, TypeError):
+        return True
+    return any(line.lstrip().startswith(("try:", "with ", "async with ")) for line in lines)
 
 
 def _module(frame: FrameType) -> str:
