@@ -1,9 +1,9 @@
 """Runs demo.ipynb and the notebooks of docs/ and keeps what they show, in an environment with ``.[test,models]``.
 
-``python tests/make_demo.py [NOTEBOOK ...]``. Text and code are written by hand, in the notebooks; this renews their outputs. Kept are the
-static copies, with the figures of every policy that the widget would compute ahead in a notebook that is left open. For
-training steps, and for the same report again, none is computed ahead. Not kept are the widgets themselves: without
-their kernel they show nothing, and their state would double the file.
+``python tests/make_demo.py [NOTEBOOK ...]``. Text and code are written by hand, in the notebooks; this renews their
+outputs. Kept are the static copies, with the figures of every policy that the widget would compute ahead in a notebook
+that is left open. For training steps, and for the same report again, none is computed ahead. Not kept are the widgets
+themselves: without their kernel they show nothing, and their state would double the file.
 """
 
 from __future__ import annotations
