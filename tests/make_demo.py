@@ -41,6 +41,9 @@ values = [*Out.values(), *globals().values()]
 widgets = {id(value): value for value in values if isinstance(value, RematWidget)}.values()
 for widget in widgets:
     widget._worker.join(600)
+    live = widget._live
+    if live.device and live.fit is None:  # a page asks for it; the compiler's word differs where it is not installed
+        live.show_fit(live.trace.fit(live.device, compile=False))
     widget._rendered.tell_figures()
     widget._kept.publish(get_ipython(), widget._good, again=True)
 """
