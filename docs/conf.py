@@ -6,6 +6,7 @@ project, author, release = "remat_magic", "the developers of remat_magic", __ver
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks hold what they show: tests/make_demo.py
+html_static_path = ["_static"]
 html_theme = "sphinx_book_theme"
 html_title = "remat_magic"
 html_show_copyright = False
