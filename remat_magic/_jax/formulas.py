@@ -151,21 +151,10 @@ def _elimination(m: int, n: int, k: int) -> float:
     return m * n * k - (m + n) * k * k / 2 + k**3 / 3
 
 
-def _lu(_params: Any, m: int, n: int) -> float:
-    """2 FLOPs per element and step, 2n^3/3 for a square matrix [GVL 3.2, LAWN41 xGETRF]."""
-    return 2 * _elimination(m, n, min(m, n))
-
-
 def _qr(params: Any, m: int, n: int) -> float:
     """4 FLOPs per element and step, and as many to multiply the reflectors out [GVL 5.2.2, LAWN41 xGEQRF + xORGQR]."""
     k = min(m, n)
     return 4 * _elimination(m, n, k) + 4 * _elimination(m, m if params["full_matrices"] else k, k)
-
-
-def _triangular_solve(eqn: Any) -> int:
-    """n^2 for each right-hand side of a triangle of order n [GVL 3.1, LAWN41 xTRTRS]."""
-    triangle, right = eqn.invars[0].aval, eqn.invars[1].aval
-    return math.prod(right.shape) * triangle.shape[-1]
 
 
 def _svd(params: Any, m: int, n: int) -> float:
@@ -189,10 +178,11 @@ FACTORISATIONS: dict[str, Callable[[Any], int]] = {
     "cholesky": _per_matrix(lambda _params, _m, n: n**3 / 3),  # [GVL 4.2.5, LAWN41 xPOTRF]
     "eigh": _per_matrix(lambda _params, _m, n: 9 * n**3),  # symmetric QR with vectors [GVL 8.3.3]
     "fft": _fft,
-    "lu": _per_matrix(_lu),
+    "lu": _per_matrix(lambda _params, m, n: 2 * _elimination(m, n, min(m, n))),  # [GVL 3.2, LAWN41 xGETRF]
     "qr": _per_matrix(_qr),
     "svd": _per_matrix(_svd),
-    "triangular_solve": _triangular_solve,
+    # n^2 for each right-hand side of a triangle of order n [GVL 3.1, LAWN41 xTRTRS].
+    "triangular_solve": lambda eqn: _size(eqn.invars[1]) * eqn.invars[0].aval.shape[-1],
 }
 """FLOPs of one run of an equation, by primitive."""
 
@@ -249,12 +239,11 @@ def _cumulative(eqn: Any) -> int:
 
 def _window(eqn: Any) -> int:
     """W - 1 operations for each window of w elements, padding included, as XLA counts."""
-    return _size(eqn.outvars[0]) * max(math.prod(eqn.params["window_dimensions"]) - 1, 0)
+    return _size(eqn.outvars[0]) * max(_taps(eqn) - 1, 0)
 
 
-def _scatter_selected(eqn: Any) -> int:
-    """For each window w - 1 comparisons and one addition."""
-    return _size(eqn.invars[0]) * math.prod(eqn.params["window_dimensions"])
+def _taps(eqn: Any) -> int:
+    return math.prod(eqn.params["window_dimensions"])
 
 
 def _sort(eqn: Any) -> int:
@@ -262,11 +251,6 @@ def _sort(eqn: Any) -> int:
     aval = eqn.invars[0].aval
     length = aval.shape[eqn.params["dimension"]]
     return round(math.prod(aval.shape) * math.log2(length)) * eqn.params["num_keys"] if length > 1 else 0
-
-
-def _top_k(eqn: Any) -> int:
-    """N log2 k comparisons, a heap of k kept while n elements pass (at least one for each)."""
-    return round(_size(eqn.invars[0]) * max(math.log2(max(eqn.params["k"], 1)), 1))
 
 
 # ------------------------------------------------------------------------------------------------------- random numbers
@@ -291,32 +275,16 @@ def _random_bits(eqn: Any) -> int | None:
     return math.ceil(words / 2) * _THREEFRY2X32
 
 
-def _derive_keys(eqn: Any) -> int | None:
-    """One threefry block for each new key; unknown for other generators."""
-    return _size(eqn.outvars[0]) * _THREEFRY2X32 if _is_threefry(eqn.outvars[0]) else None
-
-
-def _seed(eqn: Any) -> int | None:
-    """A threefry key is the seed's two halves."""
-    return 2 * _size(eqn.outvars[0]) if _is_threefry(eqn.outvars[0]) else None
-
-
-# ------------------------------------------------------------------------------------------------------- data movement
-
-
-def _all_operands(eqn: Any) -> int:
-    return sum(_size(atom) for atom in eqn.invars)
-
-
-def _accumulated(eqn: Any) -> int:
-    return _size(eqn.invars[1])
+def _keys(each: int) -> Flops:
+    """So many for each new threefry key; unknown for other generators."""
+    return lambda eqn: each * _size(eqn.outvars[0]) if _is_threefry(eqn.outvars[0]) else None
 
 
 FLOPS: dict[str, Flops] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(VIEWS | MOVES, lambda _eqn: 0),
     **dict.fromkeys(["real", "imag"], _one_each),
-    **dict.fromkeys(REDUCING_COLLECTIVES, _all_operands),
+    **dict.fromkeys(REDUCING_COLLECTIVES, lambda eqn: sum(map(_size, eqn.invars))),
     **CONTRACTIONS,
     **FACTORISATIONS,
     "clamp": lambda eqn: 2 * _one_each(eqn),
@@ -327,18 +295,17 @@ FLOPS: dict[str, Flops] = {
     **dict.fromkeys(CUMULATIVE, _cumulative),
     "cumlogsumexp": lambda eqn: 5 * _cumulative(eqn),  # maximum, difference, exp, log1p, sum
     **dict.fromkeys(["reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add"], _window),
-    "select_and_scatter_add": _scatter_selected,
+    "select_and_scatter_add": lambda eqn: _size(eqn.invars[0]) * _taps(eqn),  # each window: comparisons, one addition
     **dict.fromkeys(SCATTERS - {"scatter"}, lambda eqn: _size(eqn.invars[2])),  # one for each element of the updates
     "sort": _sort,
-    "top_k": _top_k,
+    # N log2 k comparisons, a heap of k while n elements pass (at least one for each).
+    "top_k": lambda eqn: round(_size(eqn.invars[0]) * max(math.log2(max(eqn.params["k"], 1)), 1)),
     "approx_top_k": lambda eqn: _size(eqn.invars[0]),  # one pass: Chern et al., "TPU-KNN", 2022
-    "addupdate": _accumulated,
-    "accum_grad_in_ref": _accumulated,
+    **dict.fromkeys(["addupdate", "accum_grad_in_ref"], lambda eqn: _size(eqn.invars[1])),
     "threefry2x32": lambda eqn: _THREEFRY2X32 * _one_each(eqn),
     "random_bits": _random_bits,
-    "random_split": _derive_keys,
-    "random_fold_in": _derive_keys,
-    "random_seed": _seed,
+    **dict.fromkeys(["random_split", "random_fold_in"], _keys(_THREEFRY2X32)),  # a block for each
+    "random_seed": _keys(2),  # the seed's two halves
 }
 """FLOPs of one run of an equation, by primitive; a formula says None where neither shapes nor parameters tell."""
 
@@ -355,21 +322,6 @@ def moved_bytes(eqn: Any) -> int:
     return sum(map(_bytes, eqn.invars)) + sum(map(_bytes, eqn.outvars))
 
 
-def _sliced(eqn: Any) -> int:
-    """What is read is as much as what is written, and the indices."""
-    return 2 * sum(map(_bytes, eqn.outvars)) + sum(map(_bytes, eqn.invars[1:]))
-
-
-def _updated(eqn: Any) -> int:
-    """The update in place: read, and written with its indices."""
-    return 2 * _bytes(eqn.invars[1]) + sum(map(_bytes, eqn.invars[2:]))
-
-
-def _scattered(eqn: Any) -> int:
-    """Indices and updates read, and the elements they meet read and written."""
-    return _bytes(eqn.invars[1]) + 3 * _bytes(eqn.invars[2])
-
-
 def _transferred(eqn: Any) -> int:
     """Nothing, unless the value goes to another memory."""
     here = [memory_space(atom.aval) for atom in eqn.invars]
@@ -379,9 +331,12 @@ def _transferred(eqn: Any) -> int:
 
 BYTES: dict[str, Callable[[Any], int]] = {
     **dict.fromkeys(VIEWS, lambda _eqn: 0),
-    **dict.fromkeys(SLICES | {"gather"}, _sliced),
-    "dynamic_update_slice": _updated,
-    **dict.fromkeys(SCATTERS, _scattered),
+    # As much read as written, and the indices; an update in place; updates, and the elements that they meet.
+    **dict.fromkeys(
+        SLICES | {"gather"}, lambda eqn: 2 * sum(map(_bytes, eqn.outvars)) + sum(map(_bytes, eqn.invars[1:]))
+    ),
+    "dynamic_update_slice": lambda eqn: 2 * _bytes(eqn.invars[1]) + sum(map(_bytes, eqn.invars[2:])),
+    **dict.fromkeys(SCATTERS, lambda eqn: _bytes(eqn.invars[1]) + 3 * _bytes(eqn.invars[2])),
     "device_put": _transferred,
     "get": lambda eqn: 2 * _bytes(eqn.outvars[0]),
     **dict.fromkeys(["swap", "addupdate", "accum_grad_in_ref"], lambda eqn: 2 * _bytes(eqn.invars[1])),
@@ -392,41 +347,24 @@ BYTES: dict[str, Callable[[Any], int]] = {
 # ------------------------------------------------------------------------- operations whose jaxpr combines two elements
 
 
-def _reduce(eqn: Any) -> tuple[tuple[Any, int], ...]:
-    """The computation for each element that is reduced away."""
-    return ((eqn.params["jaxpr"], _reduction(eqn)),)
-
-
-def _reduce_window(eqn: Any) -> tuple[tuple[Any, int], ...]:
-    """The computation w - 1 times for each window of w elements."""
-    taps = math.prod(eqn.params["window_dimensions"]) - 1
-    return ((eqn.params["jaxpr"], _size(eqn.outvars[0]) * taps),)
-
-
-def _select_and_scatter(eqn: Any) -> tuple[tuple[Any, int], ...]:
-    """For each window the selection w - 1 times and the scatter once."""
-    windows, taps = _size(eqn.invars[1]), math.prod(eqn.params["window_dimensions"]) - 1
-    return ((eqn.params["select_jaxpr"], windows * taps), (eqn.params["scatter_jaxpr"], windows))
-
-
-def _scatter(eqn: Any) -> tuple[tuple[Any, int], ...]:
-    """The update's computation, none for a plain scatter, for each element of the updates."""
-    jaxpr = eqn.params["update_jaxpr"]
-    return () if jaxpr is None else ((jaxpr, _size(eqn.invars[2])),)
-
-
-_ELEMENT_BODIES: dict[str, Callable[[Any], tuple[tuple[Any, int], ...]]] = {
-    "reduce": _reduce,
-    "reduce_window": _reduce_window,
-    "select_and_scatter": _select_and_scatter,
-    "scatter": _scatter,
+# By the parameter that has the jaxpr how often it runs: for each element that is reduced away, w - 1 times for each
+# window of w elements, once for each window, for each element of the updates. A plain scatter has none.
+_ELEMENT_BODIES: dict[str, dict[str, Callable[[Any], int]]] = {
+    "reduce": {"jaxpr": _reduction},
+    "reduce_window": {"jaxpr": lambda eqn: _size(eqn.outvars[0]) * (_taps(eqn) - 1)},
+    "select_and_scatter": {
+        "select_jaxpr": lambda eqn: _size(eqn.invars[1]) * (_taps(eqn) - 1),
+        "scatter_jaxpr": lambda eqn: _size(eqn.invars[1]),
+    },
+    "scatter": {"update_jaxpr": lambda eqn: _size(eqn.invars[2])},
 }
 
 
 def element_bodies(eqn: Any) -> tuple[tuple[Any, int], ...] | None:
     """The scalar jaxprs of a reduction or scatter, each with the number of its runs; None for any other equation."""
-    read = _ELEMENT_BODIES.get(eqn.primitive.name)
-    return None if read is None else read(eqn)
+    runs = _ELEMENT_BODIES.get(eqn.primitive.name)
+    bodies = None if runs is None else [(eqn.params[name], count(eqn)) for name, count in runs.items()]
+    return None if bodies is None else tuple((jaxpr, count) for jaxpr, count in bodies if jaxpr is not None)
 
 
 def is_operation(eqn: Any) -> bool:
