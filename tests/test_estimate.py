@@ -259,7 +259,6 @@ HELD = {
     "read by matmuls alone": (*LOOP, "dots_saveable", "bf16[8,8192,2048]", (TPU,), (GPU, None)),
     "read by exact matmuls": (*EXACT, "dots_saveable", "f32[8,8192,2048]", (TPU, GPU), ()),
     "no narrow one of exact matmuls": (*EXACT, "dots_saveable", "bf16[8,8192,2048]", (), (TPU, GPU)),
-    "weights that a loop takes slices of": (*LOOP, "nothing_saveable", "bf16[8,2048,2048]", (TPU,), (GPU,)),
 }  # fmt: skip
 
 

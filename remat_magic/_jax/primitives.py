@@ -84,9 +84,6 @@ SLICES = names("slice dynamic_slice")
 TRANSPOSE = "transpose"
 """To XLA for accelerators another layout of its operand, if that is in memory."""
 
-BARRIER = "optimization_barrier"
-"""XLA moves nothing across it, and fuses nothing."""
-
 _REARRANGES = SLICES | names("copy transpose rev split concatenate pad")
 """Their results are made of elements of their operands, none of which is changed."""
 
@@ -155,7 +152,7 @@ is_logarithm = _one_of({"log", "log2", "log1p"})
 is_cast = _one_of({"convert_element_type"})
 is_sum = _one_of({"reduce_sum"})
 is_addition = _one_of({"add", "add_any"})
-is_barrier = _one_of({BARRIER})  # each output is the operand of the same number
+is_barrier = _one_of({"optimization_barrier"})  # each output is the operand of the same number
 is_rounding = _one_of({"reduce_precision"})  # JAX puts it on every residual
 is_broadcast = _one_of(BROADCASTS)
 is_placeholder = _one_of(names("empty empty2"))  # a branch has it for another one's residual, and nobody reads it

@@ -35,8 +35,7 @@ class DeviceMemory:
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
             the channels, but for arguments and results.
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
-            converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
-            of them.
+            converted where it is made, and held so.
     """
 
     merges: bool = False
@@ -237,7 +236,6 @@ class Buffers:
         donated: those of arguments that may be written over; where results are reserved, these lie in them.
         throughout: those that are there from the beginning to the end.
         copies: those of arguments that are given back.
-        written: those that kernels read from memory, whatever could make them again.
         instead: for what is not held, what is read for it: that stays in registers, or kernels make it again.
         again: those of these that kernels make again.
         sizes: the bytes of each.
@@ -258,7 +256,6 @@ class Buffers:
         self.donated: set[int] = set()
         self.throughout = {NOTHING}
         self.copies: set[int] = set()
-        self.written: set[int] = set()
         self.instead: dict[int, tuple[int, ...]] = {}
         self.again: set[int] = set()
         self.sizes: list[int] = [0]
@@ -512,7 +509,7 @@ def made_again(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tu
     sizes, lasting = buffers.sizes, buffers.lasting
     saved = buffers.saved - lasting
     whole = [step.reads for step in steps if not _fuses(step, matmuls=buffers.on.matmuls)]
-    in_memory = (lasting | buffers.written).union(*whole)
+    in_memory = lasting.union(*whole)
     reads_of: dict[int, Sequence[int]] = {}  # of what can be made again, or is in registers
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
     alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
@@ -574,29 +571,18 @@ def _name(step: ScheduledStep) -> str:
 # --------------------------------------------------------------------------------------------- what is held in bfloat16
 
 
-def read_by_matmuls(
-    steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]
-) -> tuple[set[int], dict[int, list[int]]]:
-    """The buffers that nothing but matmuls read, and for each the loops that read it for nothing else, as positions.
-
-    Args:
-        steps: all of them.
-        around: for the identity of an equation with bodies the lines that it is from, and its operation.
-    """
-    matmuls, others, loops = set[int](), set[int](), dict[int, list[int]]()
-    for index in reversed(range(len(steps))):  # what reads a result is met before what makes it
-        step = steps[index]
+def read_by_matmuls(steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]) -> set[int]:
+    """The buffers that nothing but matmuls read, also in loops; ``around``: as for ``arranged``."""
+    matmuls, others = set[int](), set[int]()
+    for step in steps:
         if step.eqn is not None and _jax.takes_bfloat16(step.eqn):
             matmuls.update(step.reads)
             continue
         inside = _inside(*around[id(step.eqn)]) if id(step.eqn) in around else []
         for number, only in zip(step.reads, [*inside, *[False] * (len(step.reads) - len(inside))], strict=True):
-            if only:
-                matmuls.add(number)
-                loops.setdefault(number, []).insert(0, index)
-            elif only is not None:
-                others.add(number)
-    return matmuls - others, loops
+            if only is not None:
+                (matmuls if only else others).add(number)
+    return matmuls - others
 
 
 def _inside(lines: StraightLines, operation: Operation) -> list[bool | None]:
@@ -631,14 +617,9 @@ def _inputs(lines: StraightLines, jaxpr: Any) -> list[bool | None]:
 def arranged(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> list[ScheduledStep]:
-    """The steps in the order in which they are taken to run.
+    """The steps, given in the order of the jaxprs, as they are taken to run; what is not held takes no bytes then.
 
-    What is not held takes no bytes from here on.
-
-    Args:
-        steps: in the order of the jaxprs.
-        buffers: what they read and make.
-        around: for the identity of an equation with bodies the lines that it is from, and its operation.
+    ``around`` has for the identity of an equation with bodies the lines that it is from, and its operation.
     """
     on = buffers.on
     read = {number for step in steps for number in step.reads} | buffers.kept
@@ -664,21 +645,9 @@ def arranged(
 def _narrow(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> None:
-    """Hold in bfloat16 what only matmuls read, and what loops take slices of for them, from the first one on."""
-    types: dict[int, Any] = buffers.types(steps)
-    narrow, in_loops = read_by_matmuls(steps, around)
-    for number in narrow - buffers.lasting - buffers.donated:
+    """Hold in bfloat16 what only matmuls read."""
+    types = buffers.types(steps)
+    for number in read_by_matmuls(steps, around) - buffers.lasting - buffers.donated:
         half = _jax.narrowed(types.get(number))
         if half is not None and buffers.sizes[number]:
             buffers.sizes[number], buffers.narrowed[number] = buffers.nbytes(half), half
-    converted: list[tuple[int, ScheduledStep]] = []
-    for number, loops in in_loops.items():
-        half = _jax.narrowed(types.get(number)) if number in buffers.throughout else None
-        if half is not None:
-            first = steps[loops[0]]
-            copy = buffers.buffer(half, Held(0, half, first.eqn))
-            converted.append((loops[0], ScheduledStep(first.where, (number,), (copy,))))
-            for index in loops:
-                steps[index] = steps[index]._replace(reads=(*steps[index].reads, copy))
-    for index, step in sorted(converted, key=lambda pair: -pair[0]):
-        steps.insert(index, step)

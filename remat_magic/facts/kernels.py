@@ -19,7 +19,7 @@ An estimate: backends differ in what they fuse beyond this. ``tests/test_kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -370,18 +370,12 @@ def _dtype(step: _Step) -> str:
 _NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
-def unheld(jaxpr: Any, lines: StraightLines, in_memory: Collection[int], *, matmuls: bool) -> tuple[set[int], set[int]]:
+def unheld(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[int], set[int]]:
     """The values that are never held, and those that are held no longer than for what does not fuse.
 
     A kernel that reads what an elementwise operation makes may run that operation itself: XLA fuses a producer into
     each of its consumers. It has the operands if something reads them as late anyway, or if they take less than what is
-    made of them.
-
-    Args:
-        jaxpr: whose values they are, by their numbers.
-        lines: the straight lines.
-        in_memory: what every kernel but the one that makes it reads from memory.
-        matmuls: as for ``fuses``.
+    made of them. ``matmuls``: as for ``fuses``.
     """
     flat = lines(jaxpr)
     never = in_registers(jaxpr, lines)
@@ -410,7 +404,6 @@ def unheld(jaxpr: Any, lines: StraightLines, in_memory: Collection[int], *, matm
             elif (
                 fuses(line, matmuls=matmuls)
                 and line.operation.name not in (_NOT_MADE_AGAIN if matmuls else _NOT_MADE_AGAIN | SCATTERS)
-                and number not in in_memory
                 and end > last_other.get(number, -1)
             ):
                 earlier = _gone_before(end, reads, last, read_for)

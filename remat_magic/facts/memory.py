@@ -132,10 +132,7 @@ class Schedule(Buffers):
         flat = lines(jaxpr)
         if self.on.tiled:
             self.lay_out(flat)
-        written = flat.barred if self.on.fuses else set[int]()
-        never, again = (
-            unheld(jaxpr, lines, written, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
-        )
+        never, again = unheld(jaxpr, lines, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -165,7 +162,6 @@ class Schedule(Buffers):
                         self.sizes[result] = 0
                         self.instead[result] = self._read_for(operands)
             begin = end
-        self.written.update(buffers[number] for number in flat.barred)
         return [buffers[number] for number in flat.outputs]
 
     def add(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
-from remat_magic._jax.primitives import BARRIER, VIEWS
+from remat_magic._jax.primitives import VIEWS
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 
 LITERAL = 0
@@ -40,8 +40,7 @@ class StraightLine:
     The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
     constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
     dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` has the
-    values that a checkpoint makes, which its barriers keep apart from equal ones; ``barred`` go through a barrier of
-    the program's own.
+    values that a checkpoint makes, which its barriers keep apart from equal ones.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -52,7 +51,6 @@ class StraightLine:
     outputs: tuple[int, ...] = ()
     ends: list[int] = field(default_factory=list)
     apart: set[int] = field(default_factory=set)
-    barred: set[int] = field(default_factory=set)
 
     def value(self, aval: Any) -> int:
         """A new value of a type."""
@@ -81,7 +79,6 @@ class StraightLine:
             here[number] = self.constants.setdefault(key, here[number])
         self.free.update(here[number] for number in call.free)
         self.apart.update(here[number] for number in call.apart)
-        self.barred.update(here[number] for number in call.barred)
         renumber = here.__getitem__
         self.lines += [
             Line(operation, tuple(map(renumber, reads)), tuple(map(renumber, makes)))
@@ -110,7 +107,6 @@ class StraightLine:
             left.append(len(lines))
         self.lines, self.ends = lines, [left[end] for end in self.ends]
         self.outputs = tuple(instead.get(number, number) for number in self.outputs)
-        self.barred = {instead.get(number, number) for number in self.barred}
 
 
 class StraightLines:
@@ -173,8 +169,6 @@ class StraightLines:
         name = _jax.primitive_name(eqn)
         if name in VIEWS:
             paired = len(eqn.invars) == len(eqn.outvars)
-            if name == BARRIER:
-                flat.barred.update(map(number, eqn.invars))
             for index, var in enumerate(eqn.outvars):
                 numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
             return
