@@ -601,15 +601,18 @@ def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topolog
     assert any(buffer.source and buffer.source.file == __file__ for buffer in measured.timeline.alive)
 
 
-@pytest.mark.parametrize(("device", "unroll"), [(H100, 10), (V5E, 1), (V5E, 10)])
+@pytest.mark.parametrize(("device", "unroll"), [(H100, 1), (H100, 10), (V5E, 1), (V5E, 10)])
 def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unroll):
-    """Of a TPU's loops XLA notes no number: they are counted as they count themselves."""
+    """Of a TPU's loops XLA notes no trip count: what runs in one is unknown."""
     compiler(device)
 
     def steps(w, x):
         return jax.lax.scan(lambda x, _: (jnp.sin(x @ w), None), x, None, 10, unroll=unroll)[0].sum()
 
     measured = rm.trace(steps, f32(256, 256), f32(128, 256)).measure("none", device=device)
+    if device == V5E and unroll == 1:
+        assert measured.flops is None
+        return
     products = 10 * 3 * 2 * 128 * 256 * 256
     assert products <= measured.flops < 1.2 * products  # and what is elementwise
     # Each product reads two matrices and writes one, of which the smallest is 128 x 256; bfloat16 at least.

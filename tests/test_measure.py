@@ -13,8 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic._jax import hlo
-from remat_magic._jax.hlo import trips
 from remat_magic.measuring import measure as module
 from tests.eight_devices import eight
 from tests.programs import KINDS, PROGRAMS, f32
@@ -78,52 +76,6 @@ def test_bytes_accessed_have_the_bodies_of_loops_as_often_as_they_run():
     assert eleven - ten > 2 * 2 * 32 * 64 * 4
     # Within what XLA writes otherwise for another number of steps, such as the stack of what is saved.
     assert thirty == pytest.approx(ten + 20 * (eleven - ten), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "step", "kept"), [(0, 10, 1, False), (3, 11, 4, False), (5, 5, 1, False), (0, 9, 2, True)]
-)
-def test_a_loop_that_counts_says_how_often_it_runs(first, last, step, kept):
-    """As XLA notes it of the same loop; the note is taken away here. A limit can be carried, and left as it is."""
-
-    def fun(x):
-        def body(carry):
-            i, limit, x = carry
-            return i + step, limit, jnp.sin(x)
-
-        ends = jnp.int32(last)
-        return jax.lax.while_loop(lambda c: c[0] < (c[1] if kept else last), body, (jnp.int32(first), ends, x))[2]
-
-    compiled = jax.jit(fun).lower(f32(8)).compile()
-    (optimized,) = compiled.runtime_executable().hlo_modules()
-    proto = optimized.as_serialized_hlo_module_proto()
-    times = max(0, -((first - last) // step))
-    for written in (proto, proto.replace(b"known_trip_count", b"_nown_trip_count")):
-        read = hlo.read_module(written)
-        loops = [(loop, name) for name, within in read.computations.items() for loop in within.calling("while")]
-        # XLA may drop a loop that never runs.
-        assert [trips(read, *loop) for loop in loops] in ([times], [] if times == 0 else [times])
-
-
-@pytest.mark.parametrize("way", ["by what it computes", "to a limit that changes", "by a step that changes"])
-def test_a_loop_that_counts_otherwise_does_not(way):
-    def fun(x):
-        def body(carry):
-            i, other, x = carry
-            return i + (other if "step" in way else 1), other - 1, jnp.sin(x) + 1
-
-        def goes_on(carry):
-            i, other, x = carry
-            return x[0] < 10.0 if "computes" in way else i < (other if "limit" in way else 10)
-
-        return jax.lax.while_loop(goes_on, body, (jnp.int32(1), jnp.int32(10), x))[2]
-
-    compiled = jax.jit(fun).lower(f32(8)).compile()
-    (optimized,) = compiled.runtime_executable().hlo_modules()
-    written = optimized.as_serialized_hlo_module_proto().replace(b"known_trip_count", b"_nown_trip_count")
-    read = hlo.read_module(written)
-    (loop,) = [(loop, name) for name, within in read.computations.items() for loop in within.calling("while")]
-    assert trips(read, *loop) is None
 
 
 @pytest.mark.slow

@@ -23,12 +23,9 @@ def counted(steps, device):
     return rm.trace(loss, f32(256, 256), f32(steps, 256, 128)).measure("none", device=device)
 
 
-@pytest.mark.parametrize("device", [H100, V5E])
-def test_a_loop_of_twice_as_many_steps_moves_twice_as_many_bytes(device, cache):
-    """XLA counts of a slice that is copied beside a step the whole stack, which is four times as much in twice the
-    steps."""
-    compiler(device)
-    few, many = (counted(steps, device) for steps in (1024, 2048))
+def test_a_loop_of_twice_as_many_steps_moves_twice_as_many_bytes(cache):
+    compiler(H100)
+    few, many = (counted(steps, H100) for steps in (1024, 2048))
     assert not few.error
     assert many.bytes_accessed == pytest.approx(2 * few.bytes_accessed, rel=0.05)
     assert many.flops == pytest.approx(2 * few.flops, rel=0.01)

@@ -1,4 +1,4 @@
-"""XLA's optimized modules: their computations and instructions, how often loops run, and lines of Python.
+"""XLA's optimized modules: their computations and instructions, the trip counts of loops, and lines of Python.
 
 This alone reads compiled programs: as the ``HloModuleProto`` of ``xla/service/hlo.proto``, in protobuf's wire format
 (https://protobuf.dev/programming-guides/encoding/). Few of its fields are needed.
@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 _MODULE_COMPUTATIONS, _MODULE_ENTRY, _MODULE_FRAMES = 3, 6, 17
 _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6
 _RESULT = 3  # the shape of an instruction's result
-_OPCODE, _METADATA, _LITERAL, _PARAMETER, _INDEX, _CONFIG = 2, 7, 8, 9, 13, 43
-_INSTRUCTION_ID, _OPERANDS, _CALLED, _DIRECTION = 35, 36, 38, 63
+_OPCODE, _METADATA, _PARAMETER, _INDEX, _CONFIG = 2, 7, 9, 13, 43
+_INSTRUCTION_ID, _OPERANDS, _CALLED = 35, 36, 38
 _OP_NAME, _FRAME = 2, 15
 _FILES, _FUNCTIONS, _LOCATIONS, _FRAMES = 1, 2, 3, 4
 # Which devices tell each other: as lists, as the parts of a range, or as axes of a mesh.
 _GROUPS, _RANGES, _AXES = 87, 92, 93
-_SIGNED, _UNSIGNED = (4, 5), (6, 7)  # integers of a literal, of 32 and 64 bits
 # Fields of ShapeProto and LayoutProto, and the bits of its element types, of ``xla/xla_data.proto``.
 _ELEMENT, _DIMENSIONS, _PARTS, _LAYOUT, _SPACE = 2, 3, 4, 5, 8
 _BITS = {
@@ -49,14 +48,12 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction; ``value`` is a constant integer's, ``index`` the part of a tuple or a parameter's number."""
+    """An instruction; ``index`` is the part of a tuple that it gets, or the number of a parameter."""
 
     opcode: str
     operands: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
     index: int = 0
-    value: int | None = None
-    direction: str = ""
     config: bytes = b""
     result: bytes = b""  # its shape, as it is written
     devices: int | None = None  # of a collective: how many tell each other, where that is known
@@ -106,7 +103,6 @@ class Frame(NamedTuple):
 class Module:
     """The computations by their numbers, and which one is the whole program; lines of Python by their numbers.
 
-    ``calls`` has for each computation where it is called, as the number of the caller and of the instruction there.
     ``proto`` is what was read.
     """
 
@@ -114,16 +110,6 @@ class Module:
     entry: int
     frames: Mapping[int, Frame] = field(default_factory=dict[int, Frame])
     proto: bytes = b""
-    calls: Mapping[int, list[tuple[int, int]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look for the calls once: a long program has many loops."""
-        calls: dict[int, list[tuple[int, int]]] = {}
-        for caller, within in self.computations.items():
-            for place, instruction in within.instructions.items():
-                if instruction.opcode == "call":
-                    calls.setdefault(instruction.called[0], []).append((caller, place))
-        object.__setattr__(self, "calls", calls)
 
     @property
     def instructions(self) -> Iterator[Instruction]:
@@ -187,8 +173,6 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
         tuple(operands),
         tuple(called),
         parts.get(_PARAMETER if opcode == "parameter" else _INDEX, 0),
-        _integer(parts.get(_LITERAL, b"")) if opcode == "constant" else None,
-        parts.get(_DIRECTION, b"").decode(),
         parts.get(_CONFIG, b""),
         parts.get(_RESULT, b""),
         name=parts.get(_NAME, b"").decode(),
@@ -244,15 +228,6 @@ def _count(group: bytes) -> int:
 def _number(proto: bytes, name: int) -> int:
     """A field that is a number; 0 is not written."""
     return next((value for key, value, _ in fields(proto) if key == name), 0)
-
-
-def _integer(literal: bytes) -> int | None:
-    """The value of a single integer."""
-    for name, value, _ in fields(literal):
-        if name in (*_SIGNED, *_UNSIGNED) and len(integers := _numbers(value)) == 1:
-            (integer,) = integers
-            return integer - 2**64 if name in _SIGNED and integer >= 2**63 else integer
-    return None
 
 
 def _array(shape: bytes) -> tuple[int, int, list[bytes]]:
@@ -348,103 +323,10 @@ def text(key: int, value: bytes) -> bytes:
     return _written(key << 3 | _TEXT) + _written(len(value)) + value
 
 
-# ---------------------------------------------------------------------------------------------------------------- loops
-
 _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 
-def trips(module: Module, loop: Instruction, within: int) -> int | None:
-    """How often a ``while`` in a computation runs: as XLA notes it (CPU, GPU), or as it says itself; else None.
-
-    A loop says so where it counts: it goes on while a value that begins as one constant, and to which each run adds
-    another, is less than a third.
-    """
-    if noted := _TRIPS.search(loop.config):
-        return int(noted[1])
-    body, condition = (module.computations[called] for called in loop.called)
-    before = _Value(module, module.computations[within], loop.operands[0], _call_of(module, within)).seen
-    after = _Value(module, body, body.root).seen
-    test = _Value(module, condition, condition.root).seen
-
-    def constant(value: _Value) -> int | None:
-        """Of a constant, or of what the loop carries and leaves as it is."""
-        carried = value.carried
-        if carried is None:
-            return value.instruction.value
-        return before.part(carried).instruction.value if after.part(carried).carried == carried else None
-
-    if test.opcode != "compare" or test.instruction.direction not in ("LT", "GT"):
-        return None
-    less, more = (0, 1) if test.instruction.direction == "LT" else (1, 0)
-    counter = test.operand(less).carried
-    if counter is None:
-        return None
-    added = after.part(counter)
-    if added.opcode != "add":
-        return None
-    both = [added.operand(0), added.operand(1)]
-    steps = [operand for operand in both if operand.carried != counter]
-    if len(steps) != 1:
-        return None
-    start, step = before.part(counter).instruction.value, constant(steps[0])
-    end = constant(test.operand(more))
-    if start is None or step is None or end is None or step <= 0:
-        return None
-    return max(0, -((start - end) // step))
-
-
-def _call_of(module: Module, called: int) -> _Value | None:
-    """The only call of a computation, where there is one: XLA for CPU puts small loops apart."""
-    calls = module.calls.get(called, [])
-    if len(calls) != 1:
-        return None
-    caller, place = calls[0]
-    return _Value(module, module.computations[caller], place)
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """What an instruction gives. The parameter of a loop's own computations is what the loop carries."""
-
-    module: Module
-    within: Computation
-    number: int
-    call: _Value | None = None  # the fusion or call that it stands in
-
-    @property
-    def instruction(self) -> Instruction:
-        return self.within.instructions[self.number]
-
-    @property
-    def opcode(self) -> str:
-        return self.instruction.opcode
-
-    @property
-    def carried(self) -> int | None:
-        """Which part it is of what the loop carries, unchanged since this run began; None for all else."""
-        if self.opcode != "get-tuple-element" or self.operand(0).opcode != "parameter":
-            return None
-        return self.instruction.index
-
-    def operand(self, number: int) -> _Value:
-        """One of what the instruction reads."""
-        return replace(self, number=self.instruction.operands[number]).seen
-
-    def part(self, number: int) -> _Value:
-        """A part of a tuple that is put together here; of another tuple the tuple itself, which is no constant."""
-        return self.operand(number) if self.opcode == "tuple" else self
-
-    @property
-    def seen(self) -> _Value:
-        """The same value where it is made: behind copies, and inside of fusions. Follows one way, not every operand."""
-        opcode, instruction = self.opcode, self.instruction
-        if opcode in ("copy", "bitcast"):
-            return self.operand(0)
-        if opcode == "parameter" and self.call is not None:
-            return self.call.operand(instruction.index)
-        if opcode in ("fusion", "call"):
-            called = self.module.computations[instruction.called[0]]
-            return _Value(self.module, called, called.root, self).seen
-        if opcode == "get-tuple-element" and (whole := self.operand(0)).opcode == "tuple":
-            return whole.part(instruction.index)
-        return self
+def trips(loop: Instruction) -> int | None:
+    """How often a ``while`` runs, as XLA for CPUs and GPUs notes it where it knows; None where it does not."""
+    noted = _TRIPS.search(loop.config)
+    return int(noted[1]) if noted else None

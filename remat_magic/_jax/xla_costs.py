@@ -1,8 +1,8 @@
 """What XLA counts of a compiled program, with the bodies of loops as often as they run; what devices tell each other.
 
 XLA's ``HloCostAnalysis`` counts the body of a loop once. So it is asked of each body alone, too: as the entry of a
-module that is otherwise the same. Of a slice that is copied while others run it counts all that the slice is taken
-from, which in a loop over a stack is many times what is read. So it is asked of a module that waits for such copies.
+module that is otherwise the same. Of a slice that is copied while others run, as on a TPU, it counts all that the slice
+is taken from, which in a loop over a stack is many times what is read: the bytes are then unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _hlo_module = courtesy("jaxlib._hlo.HloModule", _EFFECT)
 
 # Fields of HloModuleProto.
 _MODULE_COMPUTATIONS, _MODULE_ENTRY_NAME, _MODULE_SHAPE, _MODULE_ENTRY = 3, 2, 4, 6
-_INSTRUCTIONS, _OPCODE, _SHAPE, _CALLED, _PARTS = 2, 2, 3, 38, 4  # of computations, instructions, and a tuple's shape
 _UNCOUNTED = (b"__cudnn$", b"__cublas$")  # how calls of NVIDIA's libraries begin, of which XLA counts nothing
 _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames; the rest speaks of the entry
 
@@ -115,37 +114,10 @@ def _counted(module: Module) -> tuple[int | None, int | None]:
     proto = module.proto
     # Another XLA writes its modules otherwise, or raises what it likes: unknown.
     with contextlib.suppress(Exception):
-        if b"async-start" in proto and b"async-update" not in proto:
-            proto = _waiting(proto)
         if not any(library in proto for library in _UNCOUNTED):
-            return _counts(proto, module) or (None, None)
+            flops, moved = _counts(proto, module) or (None, None)
+            return flops, None if b"async-start" in proto else moved
     return None, None
-
-
-def _waiting(proto: bytes) -> bytes:
-    """A module in which what is begun beside other instructions is a call, and done at once."""
-
-    def instruction(of: bytes) -> bytes:
-        opcode = next(value for name, value, _ in fields(of) if name == _OPCODE)
-        if opcode not in (b"async-start", b"async-done"):
-            return of
-        kept = b""
-        for name, value, raw in fields(of):
-            if name == _OPCODE:
-                raw = text(name, b"call" if opcode == b"async-start" else b"bitcast")
-            elif name == _SHAPE and opcode == b"async-start":  # of what it reads, what it makes, and more
-                raw = text(name, [part for inner, part, _ in fields(value) if inner == _PARTS][1])
-            kept += b"" if name == _CALLED and opcode == b"async-done" else raw
-        return kept
-
-    def computation(of: bytes) -> bytes:
-        return b"".join(
-            text(name, instruction(value)) if name == _INSTRUCTIONS else raw for name, value, raw in fields(of)
-        )
-
-    return b"".join(
-        text(name, computation(value)) if name == _MODULE_COMPUTATIONS else raw for name, value, raw in fields(proto)
-    )
 
 
 def _counts(proto: bytes, read: Module) -> tuple[int, int] | None:
@@ -178,7 +150,7 @@ def _counts(proto: bytes, read: Module) -> tuple[int, int] | None:
         conditionals = computation.calling("conditional")
         if any(has_loops(branch) for conditional in conditionals for branch in conditional.called):
             return None  # XLA counts the dearest branch, with the bodies in it once
-        parts = [(loop.called[0], trips(read, loop, name)) for loop in computation.calling("while")]
+        parts = [(loop.called[0], trips(loop)) for loop in computation.calling("while")]
         parts += [(part, 1) for call in computation.calling("call") for part in call.called]
         for part, times in parts:
             if times == 1 and not has_loops(part):
@@ -221,7 +193,7 @@ def _collectives_in(module: Module) -> Counter[CompiledCollective] | None:
             if instruction.collective:
                 total[_compiled_collective(module, within, place)] += 1
                 continue
-            times = trips(module, instruction, number) if opcode == "while" else 1
+            times = trips(instruction) if opcode == "while" else 1
             for called in () if opcode in _AGAIN else instruction.called:
                 inside = of(called)
                 # Which branch runs is not known, and of some loops not how often.
