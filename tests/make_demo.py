@@ -80,10 +80,11 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def lacks(source: str) -> list[str]:
-    """The libraries that a cell asks for and that are not installed; it then says so, and does nothing else."""
-    asked = re.search(r"^if has\((.*)\):$", source, re.MULTILINE)
-    return [name for name in re.findall(r"\w+", asked[1]) if find_spec(name) is None] if asked else []
+def lacks(notebook: NotebookNode) -> list[str]:
+    """The libraries that a notebook imports and that are not installed."""
+    text = "\n".join(cell.source for cell in notebook.cells)
+    imported = re.findall(r"^(?:import|from) (equinox|flax|optax)\b", text, re.MULTILINE)
+    return [name for name in imported if find_spec(name) is None]
 
 
 def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
@@ -143,12 +144,12 @@ def main() -> None:
     read = {path: nbformat.read(path, as_version=4) for path in arguments.notebooks}
     if arguments.run_to:
         for path, notebook in read.items():
-            nbformat.write(execute(notebook), arguments.run_to / path.name)
+            if not lacks(notebook):
+                nbformat.write(execute(notebook), arguments.run_to / path.name)
         return
     import jax
 
-    missing = {name for notebook in read.values() for cell in notebook.cells for name in lacks(cell.source)}
-    if missing:
+    if missing := {name for notebook in read.values() for name in lacks(notebook)}:
         parser.error(f"{', '.join(sorted(missing))} are not installed: pip install '.[models]'")
     for path, notebook in read.items():
         made = kept(execute(notebook, look_ahead=True), jax.__version__)
