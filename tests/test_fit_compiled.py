@@ -37,7 +37,7 @@ def xla(monkeypatch):
         factor = factors.get(key, factors.get("others", 1.0))
         if isinstance(factor, str):
             return Measurement(choice.policy, choice.at, error=factor)
-        needed = round(variant.figures(request.elsewhere).peak_bytes * factor)
+        needed = round(variant.report(request.elsewhere).peak_bytes * factor)
         return Measurement(choice.policy, choice.at, needed_bytes=needed, fits=True, device=request.elsewhere.name)
 
     monkeypatch.setattr(job, "measure", measure)
@@ -159,7 +159,7 @@ def words(factors, tell):
 
     def asking(facts, device):
         def ask(policy, at):
-            figures = facts.under(policy, at).figures(rm.devices.get(device))
+            figures = facts.under(policy, at).report(rm.devices.get(device))
             tell(figures.peak_bytes)
             factor = factors(policy, at)
             if isinstance(factor, str):

@@ -127,7 +127,7 @@ class _Editor:
             return choice
         if not isinstance(choice, str) and not callable(choice):
             raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        return _plan_of(self._facts.under(choice, at).known_figures)
+        return _plan_of(self._facts.under(choice, at).known_report)
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
@@ -198,7 +198,7 @@ class _Editor:
         except RematError as error:
             if plan.policy != "none":
                 raise
-            report = self._facts.under("everything_saveable", plan.at).known_figures
+            report = self._facts.under("everything_saveable", plan.at).known_report
             closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
@@ -208,7 +208,7 @@ class _Editor:
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
-            best = _plan_of(self._facts.under("nothing_saveable", plan.at).known_figures)
+            best = _plan_of(self._facts.under("nothing_saveable", plan.at).known_report)
         used = {groups[value.key] for value in best.names}
         names = ChosenNames([option for option in options if option in used])
         return _kept_to(self._written(_held_to(best, plan), names, ()))
@@ -230,7 +230,7 @@ class _Editor:
             else:
                 several = plan.policy == MIXED
                 nearest = self._facts.under(*(("as_written", at) if several else (plan.policy, next(iter(at)))))
-                nearest = _plan_of(nearest.known_figures, plan)
+                nearest = _plan_of(nearest.known_report, plan)
             return _kept_to(self.edit(nearest).best)
         except RematError:
             return None
@@ -309,7 +309,7 @@ class _Editor:
         donation = self._donation
         jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
-        expected = self._facts.under(plan if plan.names else plan.policy, plan.at).known_figures
+        expected = self._facts.under(plan if plan.names else plan.policy, plan.at).known_report
         try:
             device = _peak_device(plan)
             traced, donates = self._retraces.of(
@@ -317,7 +317,7 @@ class _Editor:
                 {},
                 texts.wrappers,
                 jitted,
-                read=lambda facts: (facts.under().figures(device), facts.engine.donation is None),
+                read=lambda facts: (facts.under().report(device), facts.engine.donation is None),
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
@@ -88,7 +87,7 @@ class Facts:
         return chosen
 
     def known(self) -> list[Variant]:
-        """Those with figures, whoever asked; without what no key leads to.
+        """Those with a report, whoever asked; without what no key leads to.
 
         That is a plan that no key stands for, a policy of the user's own, and what donates more than is written.
         """
@@ -124,7 +123,6 @@ class Variant:
         self.facts, self.selection, self._asked = facts, selection, asked
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
-        self._figures: dict[tuple[DeviceMemory, bool], Report] = {}
 
     def of(self, engine: Engine) -> Variant:
         """Another function, much like this one, under the same choice."""
@@ -137,8 +135,8 @@ class Variant:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are figures of it, as on any device."""
-        return bool(self._figures or self._reports)
+        """Whether there is a report of it, as on any device."""
+        return bool(self._reports)
 
     @property
     @without_gc()
@@ -160,46 +158,24 @@ class Variant:
             if memory not in self._reports:
                 self._reports[memory] = self._report(memory)
                 self.__dict__.pop("_preview", None)
-                self._figures.clear()
             return self._reports[memory]
 
-    @without_gc()
-    def figures(self, device: Device | DeviceMemory | None = None, *, timed: bool = False) -> Report:
-        """What choices are judged by, the peak as on a device: a report, or the part of one that takes little to make.
-
-        That part (``complete`` is False) has what is saved, recomputed and held at the peak, and FLOPs; no program, no
-        ``needed_by``, of the notes those on the peak alone, and of kernels those of recomputation where ``timed``.
-        """
-        memory = memory_of(device)
-        with self.lock:
-            if memory in self._reports:
-                return self._reports[memory]
-            known = self._figures.get((memory, True)) or self._figures.get((memory, timed))
-            if known is None:
-                known = self._figures[memory, timed] = self._report(memory, full=False, timed=timed)
-            return known
-
     @property
-    def known_figures(self) -> Report:
-        """The figures, of which the peak is as on whatever device they are known; on none by default."""
+    def known_report(self) -> Report:
+        """A report, of which the peak is as on whatever device it is known; on none by default."""
         with self.lock:
-            return next(iter((*self._reports.values(), *self._figures.values())), None) or self.figures()
+            return next(iter(self._reports.values()), None) or self.report()
 
-    def _report(self, memory: DeviceMemory, *, full: bool = True, timed: bool = False) -> Report:
-        def of(other: Variant) -> Report:
-            return other.report(memory) if full else other.figures(memory, timed=timed)
-
+    def _report(self, memory: DeviceMemory) -> Report:
         if self.selection.donate:
             other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
             own = self.selection
-            report = replace(of(other), policy=own.policy, label=own.label, code=own.code)
+            report = replace(other.report(memory), policy=own.policy, label=own.label, code=own.code)
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         first = self.facts.first.get(self.selection.identity, self)
         if first is not self:
-            return self._as_selected(first, of(first))
+            return self._as_selected(first, first.report(memory))
         report = next(iter(self._reports.values()), None)
-        if report is None and not full:
-            report = next((report for (_, has_times), report in self._figures.items() if has_times >= timed), None)
         if report is not None:
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
         primal = self.engine.primal
@@ -214,8 +190,7 @@ class Variant:
         primal = self.engine.primal
         gradients = [primal.arguments[position] for position in primal.signature.differentiated]
         both = reports.halves_of(half, backward, provenances, gradients)
-        make = reports.full if full else partial(reports.figures, timed=timed)
-        report = make(self.preview, both, memory, schedule)
+        report = reports.full(self.preview, both, memory, schedule)
         report = report if self.engine.microbatches == 1 else reports.of_all_parts(report, self.engine.microbatches)
         self.facts.first.setdefault(self.selection.identity, self)
         return report

@@ -110,34 +110,6 @@ def halves_of(half: Forward, backward: Any, provenances: Provenances, gradients:
     return Halves(half, backward, provenances, gradients, saved, recomputation, lines)
 
 
-def figures(
-    first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None, *, timed: bool = False
-) -> Report:
-    """What is saved, recomputed and held at the peak: the part of a report that choices are judged by.
-
-    The peak is that of the step that the halves are part of, if they are part of one. ``on`` is how a device holds
-    values; where ``timed`` the kernels of recomputation are there too.
-    """
-    half, recomputation = both.half, both.recomputation
-    ahead = jaxpr_cost(half.closed, type_of=half.type_of)
-    back = jaxpr_cost(both.backward, recomputation.live, half.type_of)
-    first_lines, last_lines = (part.merging() if on.merges else part for part in both.lines)
-    lines = first_lines, last_lines
-    schedule = of_step or both_halves(half.closed, both.backward, half.outputs, lines, half.type_of, on)
-    report = replace(
-        first,
-        residuals=read(first, both.saved, recomputation.live),
-        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
-        forward_flops=ahead.flops,
-        backward_flops=back.flops,
-        forward_communicated_bytes=ahead.communicated,
-        backward_communicated_bytes=back.communicated,
-        uncosted=(ahead + back).uncosted,
-        recomputed_kernels=kernels_of(both.backward, both.lines[1], recomputation)[1] if timed else (),
-    )
-    return with_peak(report, schedule)
-
-
 def of_all_parts(report: Report, parts: int) -> Report:
     """A report whose work is that of all the parts in which a gradient is taken; bytes are of one after another."""
 
@@ -164,34 +136,44 @@ def of_all_parts(report: Report, parts: int) -> Report:
 
 
 def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
-    """The report of both halves; the arguments are those of ``figures``."""
+    """The report of both halves; ``on`` is how a device holds values.
+
+    The peak is that of the step that the halves are part of, if they are part of one.
+    """
     half, backward, provenances, gradients, saved, recomputation, lines = both
-    report = figures(first, both, on, of_step)
+    ahead = jaxpr_cost(half.closed, type_of=half.type_of)
+    back = jaxpr_cost(backward, recomputation.live, half.type_of)
+    merged = (lines[0].merging(), lines[1].merging()) if on.merges else lines
+    schedule = of_step or both_halves(half.closed, backward, half.outputs, merged, half.type_of, on)
     readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation, gradients)
-    rows = tuple(replace(row, needed_by=who) for row, who in zip(report.residuals, readers, strict=True))
+    rows = read(first, saved, recomputation.live)
+    rows = tuple(replace(row, needed_by=who) for row, who in zip(rows, readers, strict=True))
     all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
-    communicated = named = report.forward_communicated_bytes or 0, report.backward_communicated_bytes or 0
+    communicated: tuple[int | None, int | None] = ahead.communicated, back.communicated
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
         collectives = half.type_of.communicated
         communicated = (nbytes_of(collectives[0]), nbytes_of(collectives[1]))
-        ahead_kernels = with_inserted(ahead_kernels, collectives[0], named[0])
-        back_kernels = with_inserted(back_kernels, collectives[1], named[1])
+        ahead_kernels = with_inserted(ahead_kernels, collectives[0], ahead.communicated)
+        back_kernels = with_inserted(back_kernels, collectives[1], back.communicated)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-    return replace(
-        report,
+    report = replace(
+        first,
         residuals=rows,
+        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
+        forward_flops=ahead.flops,
+        backward_flops=back.flops,
         forward=_forward_program(half, saved, provenances),
         backward=live_program(backward, provenances, marked, recomputation.kinds),
         notes=(
             *first.notes,
             *_saved_in_vain(half, saved, rows, recomputation),
-            *_repeated_by_rules(half, recomputation, provenances, report.backward_flops or 0),
+            *_repeated_by_rules(half, recomputation, provenances, back.flops),
             *_replicated(first.devices, rows),
-            *report.notes[len(first.notes) :],
         ),
+        uncosted=(ahead + back).uncosted,
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
         complete=True,
@@ -199,6 +181,7 @@ def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedul
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
+    return with_peak(report, schedule)
 
 
 def _type_text(aval: Any) -> str:

@@ -230,7 +230,7 @@ class _View:
         variant = self._facts.under(plan or best.policy, best.at)
         own = variant.selection
         self.written[own.policy, best.at] = self.written[replace(choice, policy=own.policy).key, best.at] = ""
-        return variant.figures(self._target.memory, timed=self._target.device is not None)
+        return variant.report(self._target.memory)
 
     def unsettled(self, fit: Fit) -> FitChoice | None:
         """What would be offered and was not written yet: the first, and plans, which often cannot be."""
@@ -245,7 +245,7 @@ class _View:
             return None
         if report.policy == self.report.policy and report.at == self.report.at:
             return 0.0
-        if microbatches_in(report.at) > 1 and report.complete:  # each reads the parameters again
+        if microbatches_in(report.at) > 1:  # each reads the parameters again
             return times(report, self._target.device).total - self._times.total
         extra, before = (added(it, self._target.device) for it in (report, self.report))
         return None if extra is None or before is None else extra - before
@@ -286,7 +286,7 @@ class _View:
                 # Of a plan an edit is the code, and half of what is to be written would be none.
                 code="\n".join(filter(None, (choice.code, donation.code))) if choice.code or not choice.plan else "",
             )
-            report = self._facts.under(draft).figures(memory)
+            report = self._facts.under(draft).report(memory)
             if (report.peak_bytes or 0) <= min(_LOWER * (choice.needed_bytes or 0), lowest - 1):
                 lowest = report.peak_bytes or 0
                 peak = {"needed_bytes": lowest, "needed_low": report.peak_low, "needed_high": report.peak_high}
@@ -431,6 +431,6 @@ def _needed(facts: Facts, target: Target, leading: Mapping[str, int]) -> int | N
     engine = facts.engine
     try:
         other = Facts(engine.retraced(engine.given.fun, leading))
-        return other.under().figures(target.memory).peak_bytes
+        return other.under().report(target.memory).peak_bytes
     except Exception:  # noqa: BLE001 - whatever the user's function raises when it is given another batch
         return None

@@ -25,7 +25,7 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report
-from remat_magic.records.fit import by_hand, microbatches_in
+from remat_magic.records.fit import by_hand
 
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
@@ -76,7 +76,7 @@ def places(facts: Facts, device: str | devices.Device | None = None, most: int =
     if most < 1:
         raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
     chosen = None if device is None else devices.get(device)
-    search = Search(facts, memory_of(chosen), chosen or devices.default(), whole=True)
+    search = Search(facts, memory_of(chosen), chosen or devices.default())
     deque(search.run(most), maxlen=0)
     return search.places()
 
@@ -123,7 +123,6 @@ class Search:
         memory: peaks are as on a device that holds values so.
         device: whose times are estimated, None for none.
         capacity: the bytes that are to be fitted, for which plans are made. Default: none are made.
-        whole: whether reports are to be whole.
     """
 
     def __init__(
@@ -132,11 +131,8 @@ class Search:
         memory: DeviceMemory,
         device: devices.Device | None = None,
         capacity: int | None = None,
-        *,
-        whole: bool = False,
     ) -> None:
         self._facts, self._memory, self._device, self._capacity = facts, memory, device, capacity
-        self._whole = whole
         self.reports: dict[Any, list[Report]] = {}  # those that do the same together
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
@@ -250,7 +246,7 @@ class Search:
 
     def _enough(self, numbers: Sequence[int]) -> int:
         """The fewest microbatches that are to fit, as what is held for one example falls with them, and no sum does."""
-        report = self._facts.under().figures(self._memory)
+        report = self._facts.under().report(self._memory)
         if self._capacity is None or not report.peak_bytes or not report.peak_high:
             return middle(numbers)
         falls = sum(nbytes for kind, nbytes in report.peak_by_kind if kind in ("residual", "temporary"))
@@ -407,9 +403,7 @@ class Search:
             variant = self._facts.under(policy, choice.at)
             if self._saves_too_much(variant, choice):
                 return
-            timed = self._device is not None
-            whole = self._whole or (timed and microbatches_in(choice.at) > 1)  # which take other times all over
-            report = variant.report(self._memory) if whole else variant.figures(self._memory, timed=timed)
+            report = variant.report(self._memory)
         except RematError as error:
             if choice.limit is not None:  # what is too little for a plan is no choice
                 return

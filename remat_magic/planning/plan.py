@@ -114,7 +114,7 @@ def _confirmed(facts: Facts, request: Request, at: str | None, limit: float | st
     if not on_device and request.budget < _SMALL:
         return _found(facts, request, at), ""
     whole = ask("none", place)
-    without, peak = _needed(whole), request.figures(facts.under("none", place)).peak_bytes or 0
+    without, peak = _needed(whole), facts.under("none", place).report(request.memory).peak_bytes or 0
     if without is None:
         found = _found(facts, request, at)
         return replace(found, status=f"Its peak is an estimate: {whole.error} {found.status}"), ""
@@ -198,7 +198,7 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
         and not report.backward_error
         and (best is None or _is_lower(report, best))
     ]
-    fitting = [request.figures(facts.under(report.policy, report.at)) for report in fitting]
+    fitting = [facts.under(report.policy, report.at).report(request.memory) for report in fitting]
     fitting.sort(key=lambda report: (request.objective.of(report), report.peak_bytes or 0))
     places = dict.fromkeys(report.at for report in fitting)
     yield from [at for at in places if at != usual][:_PLACES]
@@ -209,7 +209,7 @@ def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[st
 def _in_vain(facts: Facts, plan: Plan, memory: DeviceMemory) -> bool:
     """Whether a plan saves less than there is without a checkpoint, and most of that comes back at the peak."""
     try:
-        without = facts.under("none", plan.at).figures(memory)
+        without = facts.under("none", plan.at).report(memory)
     except RematError:
         return False
     peak, less = without.peak_bytes or 0, without.saved_bytes - plan.saved_bytes

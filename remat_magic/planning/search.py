@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.buffers import PLAIN, DeviceMemory
-from remat_magic.facts.facts import Facts, Variant
+from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading
 from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes, planner
 from remat_magic.planning.solver import GAP, NODES, Problem, Solution
@@ -65,10 +65,6 @@ class Request:
             return f"plan(peak {self.budget}{suffix})", f"plan within {units.nbytes(self.budget)} of peak{suffix}"
         return f"plan({self.budget}{suffix})", f"plan within {units.nbytes(self.budget)}{suffix}"
 
-    def figures(self, variant: Variant) -> Report:
-        """What a choice is judged by."""
-        return variant.figures(self.memory, timed=self.objective.device is not None)
-
 
 def plan_at(
     facts: Facts,
@@ -97,10 +93,10 @@ def plan_at(
         best = _within_saved(choices, request, policies)
     sentences = [best.status]
     device = request.objective.device
-    if best.offloaded_bytes and offloading(request.figures(facts.under(best)), device) != "moved":
+    if best.offloaded_bytes and offloading(facts.under(best).report(request.memory), device) != "moved":
         sentences.append(_OFFLOADED)
     if device is not None:
-        report = request.figures(facts.under(best if best.names else best.policy, best.at))
+        report = facts.under(best if best.names else best.policy, best.at).report(request.memory)
         sentences.append(_unweighed(report, device))
     if best.timed_out:
         sentences.append(_TIMED_OUT)
@@ -121,7 +117,7 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str, memory: Device
     def most() -> int:
         try:
             without = facts.under("none", at)
-            whole = without.saved_bytes if of == "saved" else without.figures(memory).peak_bytes
+            whole = without.saved_bytes if of == "saved" else without.report(memory).peak_bytes
         except RematError as error:
             raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
         if whole is None:
@@ -192,7 +188,7 @@ def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[P
         plans = [plan for plan in (*kept, *by_key.values()) if plan.names and at in (None, plan.at)]
         chosen = [(variant, variant.selection) for variant in facts.known()]
         policies = [
-            request.figures(variant)
+            variant.report(request.memory)
             for variant, of in chosen
             if _POLICY.fullmatch(of.policy) and of.policy not in by_key and at in (None, of.at)
         ]
@@ -244,7 +240,7 @@ def _of_report(request: Request, report: Report) -> Plan:
 
 def _of_plan(facts: Facts, request: Request, plan: Plan) -> Plan:
     """What another plan saves as a plan for a request, by which it is called unless its own key stands for it."""
-    made = _of_report(request, request.figures(facts.under(plan)))
+    made = _of_report(request, facts.under(plan).report(request.memory))
     if plan.policy not in facts.engine.plans:
         policy, label = request.key_and_label(facts, plan.at)
         made = replace(made, policy=policy, label=label)
@@ -312,7 +308,7 @@ def _or_whole(facts: Facts, at: str) -> str:
     """That a plan may be made for the whole function, where that saves less and JAX can."""
     try:
         whole, here = (facts.under("nothing_saveable", place) for place in ("function", at))
-        less = not whole.figures().backward_error and whole.saved_bytes < here.saved_bytes
+        less = not whole.report().backward_error and whole.saved_bytes < here.saved_bytes
     except RematError:
         less = False
     return ", or plan for at='function'" if less else ""
@@ -328,7 +324,7 @@ def _policies(choices: Planner, request: Request, policies: Sequence[str]) -> It
             variant = facts.under(key, choices.at)
             if held and variant.saved_bytes > request.budget:
                 continue
-            report = request.figures(variant)
+            report = variant.report(request.memory)
         except RematError:  # complex values, which this JAX cannot save
             continue
         if not report.backward_error:
@@ -367,7 +363,7 @@ def _applied(choices: Planner, request: Request, problem: Problem, solution: Sol
             draft = _remembered(facts).setdefault((values, choices.at), draft)
         plan = _of_plan(facts, request, draft)
     else:
-        plan = _of_report(request, request.figures(facts.under("nothing_saveable", choices.at)))
+        plan = _of_report(request, facts.under("nothing_saveable", choices.at).report(request.memory))
     if request.objective.device is None:
         return plan
     seconds = choices.problem(request.objective).measure(solution.names, solution.offloaded)[1]
@@ -380,7 +376,7 @@ def _code(choices: Planner, plan: Plan, request: Request) -> str:
         return ""
     own = sorted({value.name for value in plan.names if value.name})
     variant = choices.facts.under(f"save_only_these_names({', '.join(map(repr, own))})", choices.at)
-    named = request.figures(variant)
+    named = variant.report(request.memory)
     same = (named.saved_bytes, named.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     return named.code if same else ""
 
@@ -470,7 +466,7 @@ def filling(
         if solution is None or (least.device is None and solution.cost > CLEARLY * beat):
             break
         plan = _applied(choices, request, problem, solution)
-        report = request.figures(facts.under(plan if plan.names else plan.policy, plan.at))
+        report = facts.under(plan if plan.names else plan.policy, plan.at).report(request.memory)
         if (best and plan.names == best.names) or (report.saved_bytes in points and not report.offloaded_bytes):
             break
         needed = points[report.saved_bytes] = held(report) or 0
@@ -487,7 +483,7 @@ def no_plan(facts: Facts, where: str, request: Request, lowest: Plan | None) -> 
     if lowest is None:
         return RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
     few, least = units.apart(request.budget, lowest.peak_bytes or 0)
-    in_update = request.figures(facts.under(lowest if lowest.names else lowest.policy, lowest.at)).in_update
+    in_update = facts.under(lowest if lowest.names else lowest.policy, lowest.at).report(request.memory).in_update
     return RematError(
         f"No plan{where} keeps the estimated peak of {name} within {few}: the least found is {least} "
         f"({called(lowest)}); raise the budget.{f' {in_update}' if in_update else ''}"
