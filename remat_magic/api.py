@@ -618,12 +618,14 @@ class Trace:
                 or option; no backward half; no plan for a peak that was compiled keeps to it, with what each needs.
         """
         from remat_magic.measuring.measure import asking
-        from remat_magic.planning.plan import PlanRequest, plan
+        from remat_magic.planning.plan import plan
+        from remat_magic.planning.search import Request
 
-        request = PlanRequest(budget, at, saved, peak, of, cost, device, offload, gap)
         facts = self.facts.under("none", at).facts if isinstance(at, str) else self.facts
-        ask = asking(facts, device) if compile and request.limit()[0] == "peak" else None
-        return plan(facts, request, ask)
+        budgets = (of, budget), ("saved", saved), ("peak", peak)
+        request = Request.asked(facts, at, budgets, cost, device, offload, gap)
+        ask = asking(facts, device) if compile and request.of == "peak" else None
+        return plan(facts, request, at, ask)
 
     def what_if(
         self,

@@ -261,8 +261,6 @@ def test_a_plan_does_what_it_predicts(remat3, program, fraction, place):
     assert plan.bound <= plan.recomputed_flops
     report = trace.report(plan)
     assert (report.saved_bytes, report.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
-    if plan.predicted_bytes is not None and "otherwise than was reckoned" not in plan.status:
-        assert (plan.predicted_bytes, plan.predicted_flops) == (plan.saved_bytes, plan.recomputed_flops)
     # JAX saves just that when the plan is applied to the function itself.
     args, kwargs = program.shapes()
     applied = output_of(program, functools.partial(trace.function(plan), **program.statics()))

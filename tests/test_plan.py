@@ -71,8 +71,7 @@ def test_a_plan_is_what_jax_does_and_no_worse_than_its_policies(name, at):
         assert plan.bound <= plan.recomputed_flops <= min(flops for saved, flops in budgets.items() if saved <= budget)
         assert figures(plan) == figures(trace.report(plan))
         assert not plan.timed_out
-        if plan.predicted_bytes is not None and as_reckoned(trace, at):
-            assert figures(plan) == (plan.predicted_bytes, plan.predicted_flops)
+        assert "otherwise than was reckoned" not in plan.status or not as_reckoned(trace, at)
 
 
 @pytest.mark.parametrize(("name", "at"), EACH_PLACE)
@@ -376,7 +375,7 @@ def test_seconds_are_those_of_the_report(device):
     assert plan.seconds == times(trace.report(plan), device).extra
     assert plan.seconds <= times(trace.report(fewest), device).extra  # what spares FLOPs takes no less time
     assert plan.saved_bytes <= budget
-    assert plan.bound_seconds <= plan.predicted_seconds
+    assert plan.bound_seconds <= plan.seconds
     assert 0 <= plan.gap <= 1
     # All recomputation in seconds is near the report's: nodes that differentiate at once count for it alone.
     found = planner(trace.facts, trace.default_at)
@@ -391,9 +390,9 @@ def test_what_is_offloaded_is_what_jax_offloads(model):
     least = trace.preview("nothing_saveable", at).saved_bytes
     budget = int(least + 0.3 * (trace.preview("none", at).saved_bytes - least))
     plan = trace.plan(budget, at, device=SLOW, offload=True)
-    assert plan.offloaded_bytes == plan.predicted_offloaded_bytes > 0
+    assert plan.offloaded_bytes > 0
     assert plan.offloaded_bytes == sum(value.nbytes for value in plan.names if value.offloaded)
-    assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
+    assert "otherwise than was reckoned" not in plan.status
     assert plan.saved_bytes <= budget
     assert plan.host_bandwidth == SLOW.host_bandwidth
     alone = trace.plan(budget, at, cost="seconds", device=SLOW)
@@ -697,14 +696,14 @@ def test_names_in_the_rules_of_custom_derivatives_are_choices():
     named = trace.report("save_only_these_names('out', 'lse')", "function")
     plan = trace.plan(named.saved_bytes, "function")
     assert plan.recomputed_flops <= named.recomputed_flops
-    assert (plan.predicted_bytes, plan.predicted_flops) == (plan.saved_bytes, plan.recomputed_flops)
+    assert "otherwise than was reckoned" not in plan.status
     inside = any("rules of custom derivatives" in where for where in plan.unreached)
     assert inside == _jax.remat3()  # there no policy reaches into a rule, and no bound is of what is in it
     if inside:
         return
     assert {"out", "lse"} <= {value.name for value in planner(trace.facts, "function").every_value().values()}
     less = trace.plan(plan.saved_bytes // 3, "function")  # each call of the rule is decided by itself
-    assert figures(less) == (less.predicted_bytes, less.predicted_flops)
+    assert "otherwise than was reckoned" not in less.status
     assert figures(rm.trace(loss, *args).report(less)) == figures(less)
     arrays = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(0, 0.1, leaf.shape).astype("f4"), args)
     ours, theirs = (jax.tree.leaves(jax.jit(jax.grad(each))(*arrays)) for each in (less.apply(loss), loss))

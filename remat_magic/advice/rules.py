@@ -23,7 +23,7 @@ from remat_magic.facts.causes import Widened, accumulators, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.walk import Maker, makers, walk
 from remat_magic.planning.fit import what_of
-from remat_magic.planning.places import first_tried
+from remat_magic.planning.places import searched
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
 from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan, Timeline
@@ -357,7 +357,7 @@ def in_update(case: Case) -> Iterator[Advice]:
 
 _LOWER = 0.8  # of the peak: what is below that is worth a checkpoint
 _NEARLY = 1.25  # of the lowest peak: what comes so near and recomputes less is the better
-_TRIED_FIRST = 8  # choices of the search, which begins with what promises most
+_TRIED_FIRST = 6  # choices of the search, which begins with what promises most
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
@@ -365,7 +365,7 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     facts, peak = case.facts, case.report.peak_bytes
     if case.report.policy == MIXED or case.report.backward_error or not peak:
         return
-    tried = [it for it in first_tried(facts, case.memory, _TRIED_FIRST) if it.peak_bytes and it.policy != "none"]
+    tried = [it for it in searched(facts, case.memory, _TRIED_FIRST) if it.peak_bytes and it.policy != "none"]
     most = min(_NEARLY * min((it.peak_bytes or 0 for it in tried), default=0), _LOWER * peak)
     better = [it for it in tried if (it.peak_bytes or 0) <= most]
     best = min(better, key=lambda it: (it.repeated_flops, it.peak_bytes), default=None)

@@ -46,8 +46,9 @@ from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.jaxprs.rewriting import is_given
 from remat_magic.parsing import parse_expression, parse_source
 from remat_magic.planning.places import whole_function
+from remat_magic.planning.plan import plan as plan_for
 from remat_magic.planning.planner import planner
-from remat_magic.planning.search import Request, best_of_groups, plan_at
+from remat_magic.planning.search import Request, best_of_groups
 from remat_magic.policies import MIXED
 from remat_magic.records import (
     Edit,
@@ -71,7 +72,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 def attempt(facts: Facts, choice: FitChoice) -> Edit | str:
     """The edit of a choice, or a sentence on why none writes it; empty where the source is not at hand.
 
-    Of a choice that cannot be written as a whole nothing is written but the closest.
+    Of a choice that cannot be written as a whole nothing is written.
     """
     try:
         editor = _Editor(facts, partly=False)
@@ -187,9 +188,14 @@ class _Editor:
             for value in plan.names
             if naming.values[value.key].in_rule
         ]
-        some = self._partly or not why
-        edited = self._written(plan, chosen, why) if some else replace(self._empty(plan), unnamed=tuple(why))
-        return edited if _kept_to(edited) else replace(edited, closest=self._closest(plan, program, options))
+        if why and not self._partly:
+            return replace(self._empty(plan), unnamed=tuple(why))
+        edited = self._written(plan, chosen, why)
+        return (
+            edited
+            if _kept_to(edited) or not self._partly
+            else replace(edited, closest=self._closest(plan, program, options))
+        )
 
     def _of_policy(self, plan: Plan) -> Edit:
         """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
@@ -225,8 +231,7 @@ class _Editor:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
                 memory = memory_of(_peak_device(plan))
                 request = Request(plan.budget_bytes or plan.saved_bytes, plan.of, memory=memory)
-                nearest = plan_at(self._facts, next(iter(at)), request)
-                nearest = _held_to(nearest, plan)
+                nearest = _held_to(plan_for(self._facts, request, next(iter(at))), plan)
             else:
                 several = plan.policy == MIXED
                 nearest = self._facts.under(*(("as_written", at) if several else (plan.policy, next(iter(at)))))

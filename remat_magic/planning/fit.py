@@ -33,6 +33,7 @@ _LOWER = 0.99  # of a peak: what is above that is hardly lower
 _EDITS = 4  # that are written to find one that can be
 _TRACED = 5  # batches that are traced
 _PARTS_OF_BATCH = 1, 2, 4, 8, 16, 32, 64  # of which a batch may have to be a multiple
+_SPARED = 0.995  # of a capacity, by an estimate times what XLA says more of another batch
 _FAR = 64  # times of the batch, and what is larger says nothing
 _ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
@@ -94,8 +95,7 @@ class Fitting:
     def stages(self) -> Generator[Fit, None, None]:
         """The program as written, then what is known before each choice, then all.
 
-        At last what would be offered first is written as an edit, and so are plans. What cannot be is no answer, and
-        the nearest that can stands in its place.
+        At last what would be offered first is written as an edit, and so are plans. What cannot be is no answer.
         """
         facts, target, view = self._facts, self._target, self._view
         device = "" if target.device is None else target.device.name
@@ -123,14 +123,12 @@ class Fitting:
 
     @without_gc()
     def settled(self, fit: Fit, choices: Iterable[FitChoice]) -> Fit:
-        """The same, unless an edit writes all of some choices; else with the nearest that one writes in their place."""
+        """The same, unless an edit writes all of some choices; else without those that none writes."""
         anew = False
         for choice in choices:
             if choice.which in self._view.written or choice.by_hand:
                 continue
-            nearest = self._view.write(choice, self._write(self._facts, choice))
-            if nearest is not None:
-                self._search.add(nearest, only_new=True)
+            self._view.write(choice, self._write(self._facts, choice))
             anew |= bool(self._view.written[choice.which])
         return self._anew(fit, donating=True) if anew else fit
 
@@ -212,25 +210,15 @@ class _View:
         )
         return choice.within(self._target.capacity)
 
-    def write(self, choice: FitChoice, edit: Edit | str) -> Report | None:
-        """Take note of how a choice is written; the report of the nearest that can be, where it cannot."""
+    def write(self, choice: FitChoice, edit: Edit | str) -> None:
+        """Take note of how a choice is written."""
         why = edit if isinstance(edit, str) else ""
         if not isinstance(edit, str) and not edit.verified:
             whys = (*edit.unnamed, *edit.differences, "no edit of the source does just that")
             why = f"No edit writes it: {whys[0]}"
+        elif choice.donate:  # what cannot be written then cannot be of any that donates
+            self._undonatable = why
         self.written[choice.which] = why
-        if isinstance(edit, str) or edit.verified:
-            if choice.donate:  # what cannot be written then cannot be of any that donates
-                self._undonatable = why
-            return None
-        best = edit.best
-        if best is edit or not best.verified:
-            return None
-        plan = best.plan and best.plan.apart_from(self._facts.engine.plans)
-        variant = self._facts.under(plan or best.policy, best.at)
-        own = variant.selection
-        self.written[own.policy, best.at] = self.written[replace(choice, policy=own.policy).key, best.at] = ""
-        return variant.report(self._target.memory)
 
     def unsettled(self, fit: Fit) -> FitChoice | None:
         """What would be offered and was not written yet: the first, and plans, which often cannot be."""
@@ -245,7 +233,7 @@ class _View:
             return None
         if report.policy == self.report.policy and report.at == self.report.at:
             return 0.0
-        if microbatches_in(report.at) > 1:  # each reads the parameters again
+        if microbatches_in(report.at) > 1 and report.complete:  # each reads the parameters again
             return times(report, self._target.device).total - self._times.total
         extra, before = (added(it, self._target.device) for it in (report, self.report))
         return None if extra is None or before is None else extra - before
@@ -375,7 +363,7 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
         facts: of the traced function.
         target: what is to be fitted.
         written: the report of the program as written.
-        by_xla: what XLA says that it needs, which an estimate is as far from at other batches.
+        by_xla: what XLA says that it needs, which an estimate is about as far from at other batches.
     """
     for batch, leaves in batches(facts.engine.given, facts.engine.step):
         arrays = facts.engine.given.signature.arrays
@@ -384,7 +372,8 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
         capacity = target.capacity
         if by_xla is not None:
             fixed = 0 if fixed >= min(by_xla, needed[batch]) else fixed
-            capacity = fixed + round((capacity - fixed) * (needed[batch] - fixed) / (by_xla - fixed))
+            capacity = fixed + math.floor(_SPARED * (capacity - fixed) * (needed[batch] - fixed) / (by_xla - fixed))
+            capacity = max(capacity, needed[batch]) if by_xla <= target.capacity else capacity
         if capacity - fixed > _FAR * (needed[batch] - fixed):
             return None
         for _ in range(_TRACED):
@@ -418,7 +407,7 @@ def _between(needed: Mapping[int, int], capacity: int) -> int:
     fitting = [size for size, bytes_ in needed.items() if bytes_ <= capacity]
     others = [size for size in needed if size not in fitting]
     low, high = max(fitting, default=0), min(others, default=0)
-    one, other = (low, high) if fitting and others else sorted(fitting)[-2:] if fitting else sorted(others)[:2]
+    one, other = (low, high) if fitting and others else sorted(fitting)[-2:] if fitting else (high, max(others))
     slope = (needed[other] - needed[one]) / (other - one)
     if slope <= 0:
         return low

@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
@@ -29,6 +28,7 @@ from remat_magic.records.fit import by_hand
 
 if TYPE_CHECKING:
     from remat_magic.planning.planner import Objective
+    from remat_magic.planning.search import Request
 
 Figure = Literal["peak_bytes", "peak_high"]
 
@@ -67,10 +67,6 @@ class _Candidate:
     late: bool = False
 
 
-Known = Mapping[tuple[str, str], Report]
-"""What a search has come to: a report for each policy and place."""
-
-
 def places(facts: Facts, device: str | devices.Device | None = None, most: int = 40) -> Places:
     """``Trace.places``."""
     if most < 1:
@@ -81,31 +77,11 @@ def places(facts: Facts, device: str | devices.Device | None = None, most: int =
     return search.places()
 
 
-def searched(facts: Facts, memory: DeviceMemory = PLAIN) -> Known:
-    """What the last search has come to, or a new one of some choices, which takes no estimate of times."""
-    if known(facts, memory) is None:
-        deque(searching(facts, memory), maxlen=0)
-    return facts.memo[__name__, memory]
-
-
-def searching(facts: Facts, memory: DeviceMemory) -> Iterator[Progress]:
-    """That search, step by step: it is known from its end on, and what was tried before that is not tried again."""
-    return Search(facts, memory).run(_SEARCHED)
-
-
-def first_tried(facts: Facts, memory: DeviceMemory, most: int) -> list[Report]:
-    """What so many choices that promise most come to, or all that the last search tried."""
-    tried = known(facts, memory)
-    if tried is not None:
-        return [*tried.values()]
+def searched(facts: Facts, memory: DeviceMemory = PLAIN, most: int = _SEARCHED) -> list[Report]:
+    """What so many choices that promise most come to, with no estimate of times."""
     search = Search(facts, memory)
-    deque(itertools.islice(search.run(most), most), maxlen=0)
+    deque(search.run(most), maxlen=0)
     return search.tried
-
-
-def known(facts: Facts, memory: DeviceMemory = PLAIN) -> Known | None:
-    """What the last search with peaks in such a memory has come to, None where there was none."""
-    return facts.memo.get((__name__, memory))
 
 
 def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
@@ -123,6 +99,8 @@ class Search:
         memory: peaks are as on a device that holds values so.
         device: whose times are estimated, None for none.
         capacity: the bytes that are to be fitted, for which plans are made. Default: none are made.
+        request: of a plan for a peak: that is the capacity, and what is known already, whoever asked, counts too.
+        at: the only place. Default: all.
     """
 
     def __init__(
@@ -131,8 +109,13 @@ class Search:
         memory: DeviceMemory,
         device: devices.Device | None = None,
         capacity: int | None = None,
+        *,
+        request: Request | None = None,
+        at: str | None = None,
     ) -> None:
-        self._facts, self._memory, self._device, self._capacity = facts, memory, device, capacity
+        self._facts, self._memory, self._request, self._at = facts, memory, request, at
+        self._device = request.objective.device if request else device
+        self._capacity = request.budget if request else capacity
         self.reports: dict[Any, list[Report]] = {}  # those that do the same together
         self.failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
@@ -140,35 +123,50 @@ class Search:
         self._cuts = list[tuple[str, Sequence[int], str]]()  # what can be cut, in how many parts, the policy of each
 
     def run(self, most: int) -> Iterator[Progress]:
-        """Try everything, but so many choices at most; how far it is before each choice, and at the end."""
+        """Try everything, but so many choices at most, and plans; how far it is before each choice, and at the end."""
         by_key, capacity = dict[tuple[str, str], _Candidate](), self._capacity
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
-        left, done = deque(by_key.values()), 0
+        left, done, most = deque(by_key.values()), 0, most + _KNOWN
         while left or capacity is not None:
-            if capacity is not None and (not left or left[0].late):  # it is known now which places are worth a plan
-                left, capacity = deque([*self._more_parts(capacity), *self._within(capacity), *left]), None
+            if capacity is not None and (not left or left[0].late or done >= most):
+                self._add_known()
+                plans = [
+                    *self._more_parts(capacity),
+                    *self._within(capacity),
+                ]  # it is known now which places are worth one
+                left, capacity, most = deque([*plans, *left]), None, max(most, done + len(plans))
                 continue
             choice = left[0]
             in_vain = self._in_vain(choice)
             if in_vain:
                 self._leave_out(in_vain, label_of(left.popleft()))
                 continue
-            if done >= most + _KNOWN:
-                self._leave_out(f"{most} choices were tried", *map(label_of, left))
+            if done >= most:
+                self._leave_out(f"{most - _KNOWN} choices were tried", *map(label_of, left))
                 break
             yield Progress(done, done + len(left), label_of(choice))
             self._attempt(left.popleft())
             done += 1
-        by_choice = {(report.policy, report.at): report for report in self.tried}
-        self._facts.memo[__name__, self._memory] = by_choice
         yield Progress(done, done)
+
+    def _add_known(self) -> None:
+        """Take in what was asked for before, where a plan is to cost no more than that."""
+        for variant in self._facts.known() if self._request else ():
+            report = variant.report(self._memory)
+            if not report.backward_error and (report.policy, report.at) not in {
+                (it.policy, it.at) for it in self.tried
+            }:
+                self.add(report, only_new=False)
 
     # ------------------------------------------------------------------------------------------------- what to try
 
     def _choices(self) -> Iterator[_Candidate]:
         """What to try, what promises most first."""
         engine = self._facts.engine
+        if self._at is not None:
+            yield from (_Candidate(policy, self._at) for policy in ("none", "everything_saveable", *POLICIES))
+            return
         inside = engine.contents()
         sites = [site.key for site in engine.primal.table.sites]
         places = self._worth_trying(inside)
@@ -202,8 +200,7 @@ class Search:
             yield from _at(key)
         for key in [key for key in places if key not in outside][:_INSIDE]:
             yield from _at(key)
-        # No edit writes them, which are to be fitted.
-        groups = (choice for key in free[: self._capacity is None] for choice in _groups(key, inside[key].calls))
+        groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
         for group in engine.primal.possible.groups:
             yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
         others = (choice for key in free[2:] for choice in _at(key))
@@ -321,6 +318,13 @@ class Search:
         Also such that move values to the host, at places in loops of a device of which the link is known.
         """
         written = self._written
+        if self._request is not None:
+            usual = [] if self._at or written is None else self._promising("peak_bytes", capacity, written)
+            at = self._at or self._facts.engine.default_at
+            yield from (
+                _Candidate("a plan", it, limit=("peak_bytes", capacity)) for it in dict.fromkeys((at, *usual[:1]))
+            )
+            return
         if written is None or ((written.peak_high or 0) <= capacity and not written.recomputed_flops):
             return  # nothing costs less
         surely, perhaps = (self._promising(figure, capacity, written)[:1] for figure in ("peak_high", "peak_bytes"))
@@ -369,7 +373,7 @@ class Search:
 
     @property
     def _written(self) -> Report | None:
-        return next((report for report in self.tried if report.policy == "as_written"), None)
+        return next((report for report in self.tried if report.policy == "as_written" and report.peak_bytes), None)
 
     @property
     def _link(self) -> float | None:
@@ -378,6 +382,8 @@ class Search:
     def _objective(self, *, offloads: bool = False) -> Objective:
         from remat_magic.planning.planner import Objective  # whose solver takes long to import
 
+        if self._request is not None:
+            return self._request.objective
         return Objective(self._device, self._link if offloads else None)
 
     def _plan(self, choice: _Candidate) -> Plan | str | None:
@@ -387,10 +393,13 @@ class Search:
         assert choice.limit is not None
         figure, limit = choice.limit
         objective, held = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
-        request = Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
-        fitting = (it for it in self.tried if it.peak_bytes and held(it) <= limit and not by_hand(it.at))
+        request = self._request or Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
+        fitting = (it for it in self.tried if it.peak_bytes and held(it) <= limit)
+        fitting = (
+            it for it in fitting if self._request or not by_hand(it.at)
+        )  # which beat nothing that an edit writes
         beat = min(map(objective.of, fitting), default=math.inf)
-        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat, by_source=True)
+        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat, by_source=not self._request)
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
     @without_gc()
@@ -409,9 +418,9 @@ class Search:
                 return
             self.failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
             return
-        if choice.limit is not None and self._is_hardly_better(report):
-            return
-        self.add(report, only_new=choice.limit is not None)
+        only_new = choice.limit is not None and self._request is None
+        if not (only_new and self._is_hardly_better(report)):
+            self.add(report, only_new=only_new)
 
     def _saves_too_much(self, variant: Variant, choice: _Candidate) -> bool:
         """Whether half of what a choice saves more than another, that nearly fits, is too much: whatever is donated."""
@@ -477,7 +486,7 @@ class Search:
             return "by what they save, they would make more again at once than they no longer save" * (
                 tried.saved_bytes <= size * again
             )
-        if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
+        if without is not None and (tried.peak_bytes or 0) > _LOWER * (without.peak_bytes or 0):
             return f"the estimated peak is hardly lower with {label_of(tried)}"
         return ""
 

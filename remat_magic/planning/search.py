@@ -1,4 +1,4 @@
-"""The search for plans at one place: the least recomputation within a budget of saved bytes, or of the estimated peak.
+"""Plans at one place: the least recomputation within a budget of saved bytes, or what fills a peak.
 
 A choice of names is found by the integer program, applied, and traced, so that its figures are JAX's. JAX's own
 policies are tried as well: they can keep what no name reaches, such as the cosine of a sine.
@@ -7,22 +7,20 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from remat_magic import units
+from remat_magic import devices, units
 from remat_magic.devices import Device
-from remat_magic.facts.buffers import PLAIN, DeviceMemory
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading
-from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes, planner
+from remat_magic.planning.planner import FLOPS, Objective, Planner, budget_bytes, objective, planner
 from remat_magic.planning.solver import GAP, NODES, Problem, Solution
 from remat_magic.policies import MIXED
-from remat_magic.records import Plan, PlannedValue, RematError, Report
+from remat_magic.records import Plan, RematError, Report
 
-_BUILT_IN = (
+BUILT_IN = (
     "none",
     "everything_saveable",
     "dots_saveable",
@@ -32,7 +30,6 @@ _BUILT_IN = (
 FEW_NODES = 10
 """Of the solver's tree, where many budgets are solved for and none is to be proven best."""
 
-_POLICY = re.compile(r"[^\W\d]\w*(\('[^'\\]*'(, '[^'\\]*')*\))?")  # of JAX's, or that saves some of the program's names
 _ATTEMPTS = 4  # solutions, where JAX saves more than was reckoned
 _GRID = 4  # budgets of saved bytes, evenly spaced, where no plan fills the peak; twice as many where none fits
 _GUESSES = 3  # budgets of saved bytes that would fill the peak by what is known of it
@@ -48,7 +45,7 @@ _TIMED_OUT = "The solver met its time limit: on a faster machine it may find bet
 class Request:
     """What a plan is asked for: a budget in bytes, and what that is of; ``gap`` and ``nodes`` are the solver's.
 
-    Peaks are as on a device that holds values as ``memory`` says.
+    ``share`` is the budget as it was asked for. Peaks are as on a device that holds values as ``memory`` says.
     """
 
     budget: int
@@ -57,6 +54,38 @@ class Request:
     gap: float = GAP
     nodes: int = NODES
     memory: DeviceMemory = PLAIN
+    share: float | str = 0
+    peak_device: str = ""
+
+    @classmethod
+    def asked(
+        cls,
+        facts: Facts,
+        at: str | None,
+        budgets: Iterable[tuple[str, float | str | None]],
+        cost: str,
+        device: str | Device | None,
+        offload: float | str | bool | None,
+        gap: float,
+    ) -> Request:
+        """What ``Trace.plan`` was asked for, of which the one budget that is not None is taken.
+
+        Raises:
+            RematError: there is no budget or there are several, or it is of nothing known; no such option or device.
+        """
+        given = [(of, limit) for of, limit in budgets if limit is not None]
+        if any(of not in ("saved", "peak") for of, _ in given):
+            raise RematError(f"of={given[0][0]!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
+        if len(given) != 1:
+            raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
+        if not gap >= 0:
+            raise RematError(f"gap={gap!r} is no share of the cost: give 0 or more.")
+        ((of, limit),) = given
+        least, there = objective(cost, device, offload), None if device is None else devices.get(device)
+        memory = memory_of(there)
+        budget = _bytes_of(facts, at or facts.engine.default_at, limit, of, memory)
+        name = there.name if there is not None and memory != PLAIN else ""
+        return cls(budget, of, least, gap, memory=memory, share=limit, peak_device=name)
 
     def key_and_label(self, facts: Facts, at: str) -> tuple[str, str]:
         """What its plan is called: the budget, and what else was asked for where that is not usual."""
@@ -66,48 +95,25 @@ class Request:
         return f"plan({self.budget}{suffix})", f"plan within {units.nbytes(self.budget)}{suffix}"
 
 
-def plan_at(
-    facts: Facts,
-    at: str | None,
-    request: Request,
-    *,
-    beat: float = math.inf,
-    policies: Sequence[str] = _BUILT_IN,
-) -> Plan:
-    """The plan at one place.
-
-    Args:
-        facts: of the traced function.
-        at: the place.
-        request: what is asked for.
-        beat: what another choice within the peak costs: what costs as much is not looked for.
-        policies: those of JAX's that are tried too.
-
-    Raises:
-        RematError: none fits, or only what costs as much as ``beat``.
-    """
-    choices = planner(facts, at)
-    if request.of == "peak":
-        best = _within_peak(choices, request, policies, beat)
-    else:
-        best = _within_saved(choices, request, policies)
-    sentences = [best.status]
+def told(facts: Facts, best: Plan, request: Request) -> Plan:
+    """A plan with what else must be known of it."""
     device = request.objective.device
-    if best.offloaded_bytes and offloading(facts.under(best).report(request.memory), device) != "moved":
-        sentences.append(_OFFLOADED)
-    if device is not None:
-        report = facts.under(best if best.names else best.policy, best.at).report(request.memory)
-        sentences.append(_unweighed(report, device))
-    if best.timed_out:
-        sentences.append(_TIMED_OUT)
+    report = facts.under(best if best.names else best.policy, best.at).report(request.memory)
+    moved = not best.offloaded_bytes or offloading(report, device) == "moved"
+    unweighed = "" if device is None else _unweighed(report, device)
+    sentences = [best.status, "" if moved else _OFFLOADED, unweighed, _TIMED_OUT * best.timed_out]
     status = " ".join(filter(None, sentences))
+    try:
+        choices = planner(facts, best.at)
+    except RematError:  # several places, or parts, of which there are no plans
+        return replace(best, status=status)
     if choices.parts.naming.unreached:
         status = status.replace("No choice of names", "No choice of the values considered")
     code = _code(choices, best, request) if best.names else best.code
     return replace(best, status=status, code=code, unreached=choices.unreached)
 
 
-def limit_of(facts: Facts, at: str, budget: float | str, of: str, memory: DeviceMemory) -> int:
+def _bytes_of(facts: Facts, at: str, budget: float | str, of: str, memory: DeviceMemory) -> int:
     """A budget in bytes, of which a share is of what there is without a checkpoint at a place, and in such a memory.
 
     Raises:
@@ -175,44 +181,11 @@ def called(plan: Plan) -> str:
     return f"{'values that were chosen' if plan.names else plan.policy} at {plan.at}"
 
 
-def known_plans(facts: Facts, request: Request, at: str | None = None) -> list[Plan]:
-    """Choices whose figures JAX has given already, whoever asked, and whose peak is known; the cheapest first.
-
-    Args:
-        facts: of the traced function.
-        request: what they are to be plans for. Without a link to the host nothing that is offloaded is a choice.
-        at: the only place. Default: all.
-    """
-    with facts.lock:
-        kept, by_key = _remembered(facts).values(), facts.engine.plans
-        plans = [plan for plan in (*kept, *by_key.values()) if plan.names and at in (None, plan.at)]
-        chosen = [(variant, variant.selection) for variant in facts.known()]
-        policies = [
-            variant.report(request.memory)
-            for variant, of in chosen
-            if _POLICY.fullmatch(of.policy) and of.policy not in by_key and at in (None, of.at)
-        ]
-        found = [
-            *(_of_plan(facts, request, plan) for plan in plans),
-            *(_of_report(request, report) for report in policies if not report.backward_error),
-        ]
-    link = request.objective.link
-    return sorted(
-        (plan for plan in found if plan.peak_bytes is not None and (link is not None or not plan.offloaded_bytes)),
-        key=order,
-    )
-
-
-def _remembered(facts: Facts) -> dict[tuple[tuple[PlannedValue, ...], str], Plan]:
-    """The plans that were traced, each under its first key, which has a report."""
-    return facts.memo.setdefault(__name__, {})
-
-
-def _of_report(request: Request, report: Report) -> Plan:
-    """A report as a plan, without its values and with nothing said of a bound."""
-    least = request.objective
+def as_plan(facts: Facts, request: Request, report: Report) -> Plan:
+    """A report as a plan for a request, by which it is called unless its own key stands for it."""
+    plan, least = facts.engine.plans.get(report.policy), request.objective
     seconds = None if least.device is None else least.of(report)
-    return Plan(
+    made = Plan(
         report.function,
         report.at,
         report.policy,
@@ -232,27 +205,25 @@ def _of_report(request: Request, report: Report) -> Plan:
         host_bandwidth=least.link,
         offloaded_bytes=report.offloaded_bytes,
         seconds=seconds,
-        predicted_seconds=seconds,
         label=report.label,
         of_devices=report.of_devices,
+        peak_device=request.peak_device,
     )
+    return made if plan is None else _like(made, plan)
 
 
-def _of_plan(facts: Facts, request: Request, plan: Plan) -> Plan:
-    """What another plan saves as a plan for a request, by which it is called unless its own key stands for it."""
-    made = _of_report(request, facts.under(plan).report(request.memory))
-    if plan.policy not in facts.engine.plans:
-        policy, label = request.key_and_label(facts, plan.at)
-        made = replace(made, policy=policy, label=label)
-    same = ("names", "fingerprint", "unreached", "predicted_bytes", "predicted_flops", "predicted_offloaded_bytes")
+def _like(made: Plan, plan: Plan) -> Plan:
+    """A plan with the values of another one, and what was said of them."""
+    same = ("names", "fingerprint", "unreached", "timed_out", "solve_seconds", "status")
     return replace(made, **{name: getattr(plan, name) for name in same})
 
 
-def _with_bound(plan: Plan, bound: float) -> Plan:
-    """A plan with its bound, and a sentence on how sure it is."""
+def with_bound(plan: Plan, bound: float, cost: float | None = None) -> Plan:
+    """A plan with its bound, and a sentence on how sure it is; both bound and ``cost`` are as reckoned."""
     in_seconds = plan.cost == "seconds"
-    if in_seconds:
-        best = replace(plan, bound_seconds=min(bound, plan.predicted_seconds or 0.0))
+    if in_seconds:  # seconds are not reckoned exactly
+        seconds = plan.seconds or 0.0
+        best = replace(plan, bound_seconds=seconds * min(bound / cost, 1.0) if cost else seconds)
     else:
         best = replace(plan, bound=min(int(bound), plan.recomputed_flops))
     if best.gap == 0:
@@ -260,11 +231,7 @@ def _with_bound(plan: Plan, bound: float) -> Plan:
     else:
         expense = "the time that is added, as reckoned," if in_seconds else "what is recomputed"
         status = f"At most {max(best.gap, 0.0001):.2%} of {expense} could be spared."
-    figures = best.saved_bytes, best.offloaded_bytes, best.recomputed_flops
-    reckoned = best.predicted_bytes, best.predicted_offloaded_bytes, best.predicted_flops
-    if best.names and figures != reckoned:
-        status += " JAX saves or recomputes otherwise than was reckoned; the figures are JAX's."
-    return replace(best, status=status)
+    return replace(best, status=" ".join(filter(None, (status, plan.status))))
 
 
 def _unweighed(report: Report, device: Device) -> str:
@@ -279,17 +246,16 @@ def _unweighed(report: Report, device: Device) -> str:
 # -------------------------------------------------------------------------------------------------- within saved bytes
 
 
-def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -> Plan:
-    """The best plan that saves no more than the budget.
+def within_saved(facts: Facts, at: str, request: Request) -> Plan:
+    """The best plan at a place that saves no more than the budget.
 
     Raises:
         RematError: more is saved whatever is chosen.
     """
-    facts, limit = choices.facts, request.budget
+    choices, limit = planner(facts, at), request.budget
     solved, solution = _solved(choices, request, choices.problem(request.objective))
-    if solved is not None:  # what saves nothing is a choice of names
-        policies = [key for key in policies if key != "nothing_saveable"]
-    found = [*([solved] if solved else []), *_policies(choices, request, policies)]
+    policies = [_policy(choices, request, key) for key in BUILT_IN[: None if solved is None else -1]]
+    found = [*([solved] if solved else []), *(it for it in policies if it and it.saved_bytes <= limit)]
     if solved is not None and request.objective.device is not None:
         # Seconds are near the report's only: what spares most FLOPs may take less time in the end.
         fewest, _ = _solved(choices, request, choices.problem())
@@ -298,37 +264,22 @@ def _within_saved(choices: Planner, request: Request, policies: Sequence[str]) -
         few, keeps = units.apart(limit, facts.under("nothing_saveable", choices.at).saved_bytes)
         raise RematError(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.primal.name} "
-            f"already; raise the budget{_or_whole(facts, choices.at)}."
+            f"already; raise the budget, or choose another place."
         )
-    best = _with_bound(min(found, key=order), 0.0 if solution is None else solution.bound)
-    return best if solution is None else replace(best, solve_seconds=solution.seconds, timed_out=solution.timed_out)
+    best = min(found, key=order)
+    best = with_bound(best, solution.bound, solution.cost) if solution else with_bound(best, 0.0)
+    if solution is not None:
+        best = replace(best, solve_seconds=solution.seconds, timed_out=solution.timed_out)
+    return told(facts, best, request)
 
 
-def _or_whole(facts: Facts, at: str) -> str:
-    """That a plan may be made for the whole function, where that saves less and JAX can."""
+def _policy(choices: Planner, request: Request, key: str) -> Plan | None:
+    """A policy of JAX's as a plan; None where it cannot be."""
     try:
-        whole, here = (facts.under("nothing_saveable", place) for place in ("function", at))
-        less = not whole.report().backward_error and whole.saved_bytes < here.saved_bytes
-    except RematError:
-        less = False
-    return ", or plan for at='function'" if less else ""
-
-
-def _policies(choices: Planner, request: Request, policies: Sequence[str]) -> Iterator[Plan]:
-    """JAX's own policies as plans, those that save no more than the budget."""
-    facts = choices.facts
-    for key in policies:
-        try:
-            # What is saved is held at the peak. But for a device values may be narrower, or elsewhere.
-            held = request.of == "saved" or request.memory == PLAIN
-            variant = facts.under(key, choices.at)
-            if held and variant.saved_bytes > request.budget:
-                continue
-            report = variant.report(request.memory)
-        except RematError:  # complex values, which this JAX cannot save
-            continue
-        if not report.backward_error:
-            yield _of_report(request, report)
+        report = choices.facts.under(key, choices.at).report(request.memory)
+    except RematError:  # complex values, which this JAX cannot save
+        return None
+    return None if report.backward_error else as_plan(choices.facts, request, report)
 
 
 def _solved(choices: Planner, request: Request, problem: Problem) -> tuple[Plan | None, Solution | None]:
@@ -350,24 +301,17 @@ def _solved(choices: Planner, request: Request, problem: Problem) -> tuple[Plan 
 def _applied(choices: Planner, request: Request, problem: Problem, solution: Solution) -> Plan:
     """The plan of a solution, with the figures of the report that JAX gives for it."""
     facts, values = choices.facts, tuple(choices.values(solution.names, solution.offloaded))
-    predicted = problem.graph.figures(solution.names, solution.offloaded)
+    if not values:
+        return as_plan(facts, request, facts.under("nothing_saveable", choices.at).report(request.memory))
     key, label = request.key_and_label(facts, choices.at)
-    draft = replace(
-        choices.draft(key, request.budget, values, label),
-        predicted_bytes=predicted.saved_bytes,
-        predicted_flops=predicted.recomputed_flops,
-        predicted_offloaded_bytes=predicted.offloaded_bytes,
-    )
-    if values:
-        with facts.lock:
-            draft = _remembered(facts).setdefault((values, choices.at), draft)
-        plan = _of_plan(facts, request, draft)
-    else:
-        plan = _of_report(request, facts.under("nothing_saveable", choices.at).report(request.memory))
-    if request.objective.device is None:
-        return plan
-    seconds = choices.problem(request.objective).measure(solution.names, solution.offloaded)[1]
-    return replace(plan, predicted_seconds=seconds)
+    draft = choices.draft(key, request.budget, values, label)
+    report = facts.under(draft).report(request.memory)
+    made = _like(as_plan(facts, request, replace(report, policy=key, label=label)), draft)
+    reckoned = problem.graph.figures(solution.names, solution.offloaded)
+    figures = made.saved_bytes, made.offloaded_bytes, made.recomputed_flops
+    if figures == (reckoned.saved_bytes, reckoned.offloaded_bytes, reckoned.recomputed_flops):
+        return made
+    return replace(made, status="JAX saves or recomputes otherwise than was reckoned; the figures are JAX's.")
 
 
 def _code(choices: Planner, plan: Plan, request: Request) -> str:
@@ -384,56 +328,12 @@ def _code(choices: Planner, plan: Plan, request: Request) -> str:
 # ------------------------------------------------------------------------------------------------------- within a peak
 
 
-def _within_peak(choices: Planner, request: Request, policies: Sequence[str], beat: float) -> Plan:
-    """The cheapest of what is known at the place, of JAX's policies, and of plans that fill the peak.
-
-    Raises:
-        RematError: none fits; says what the least peak is that was found.
-    """
-    facts, limit, problem = choices.facts, request.budget, choices.problem(request.objective)
-    tried = [*_policies(choices, request, policies), *known_plans(facts, request, choices.at)]
-    tried = [plan for plan in tried if plan.peak_bytes is not None]
-    held = operator.attrgetter("peak_bytes")
-
-    def fits(plan: Plan) -> bool:
-        return (plan.peak_bytes or 0) <= limit
-
-    def cheapest() -> float:
-        return min([beat, *(order(plan)[0] for plan in filter(fits, tried))])
-
-    def fill(known: Iterable[Plan]) -> None:
-        found = filling(facts, choices.at, request, held, known, cheapest())
-        tried.extend([found] if found else [])
-
-    fill([plan for plan in tried if not plan.names])
-    if not any(FILLED * limit <= (plan.peak_bytes or 0) <= limit for plan in tried):  # a peak need not rise evenly
-        least, most = (choices.graph.predict(names)[0] for names in ((), problem.names))
-        most = max(least, min(most, limit)) if request.memory == PLAIN else most
-        count = _GRID if cheapest() < math.inf else 2 * _GRID
-        budgets = (least + (most - least) * number // count for number in range(count))
-        solutions = filter(None, (problem.solve(budget, request.gap, FEW_NODES) for budget in budgets))
-        beaten = cheapest() if request.objective.device is None else math.inf
-        grid = [_applied(choices, request, problem, it) for it in solutions if it.cost < beaten]
-        tried += grid
-        fill(grid)
-    best = min(filter(fits, tried), key=order, default=None)
-    if best is None:
-        lowest = min((plan for plan in tried if plan.peak_bytes), key=lambda plan: plan.peak_bytes or 0, default=None)
-        raise no_plan(facts, f" at {choices.at!r}", request, lowest)
-    bound = (problem.relax(limit) if request.memory == PLAIN else None) or 0.0
-    best = _with_bound(replace(best, timed_out=any(plan.timed_out for plan in tried)), bound)
-    if not best.gap:
-        return best
-    text = f"Of {len(tried)} choices tried it is the cheapest whose estimated peak fits; there may be a cheaper one."
-    return replace(best, status=text)
-
-
 def filling(
     facts: Facts,
     at: str,
     request: Request,
-    held: Callable[[Report | Plan], int | None],
-    known: Iterable[Report | Plan],
+    held: Callable[[Report], int | None],
+    known: Iterable[Report],
     beat: float = math.inf,
     *,
     by_source: bool = False,
@@ -447,33 +347,56 @@ def filling(
         held: what of a report is to stay within the limit.
         known: choices at the place; the one that saves most of those within the limit is begun with.
         beat: what another choice within the limit costs: None where no plan is found that costs clearly less.
-        by_source: as for ``Planner.problem``.
+        by_source: as for ``Planner.problem``; otherwise budgets between the least and the most are tried too, where
+            none of these fills the limit: a peak need not rise evenly.
     """
     choices, limit, least = planner(facts, at), request.budget, request.objective
     problem = choices.problem(least, by_source=by_source)
     sizes = sorted((report.saved_bytes, held(report) or 0) for report in known)
-    saved, most = max((size for size in sizes if size[1] <= limit), default=(0, math.inf))
+    points = dict([max((size for size in sizes if size[1] <= limit), default=(0, math.inf))])
+    ((saved, most),) = points.items()
+    clearly = CLEARLY if by_source else 1.0
     slope = max(((needed - most) / (more - saved) for more, needed in sizes if more > saved), default=1.0)
-    points, best = {saved: most}, None
-    for _ in range(_GUESSES):
-        low = max((size for size, needed in points.items() if needed <= limit), default=None)
-        if low is None:
-            break
-        high = min((size for size in points if size > low), default=None)
-        rise = max(slope, 0.01) if high is None else (points[high] - points[low]) / (high - low)
-        solution = problem.solve(low + int((limit - points[low]) / rise), request.gap, FEW_NODES)
+    best: Plan | None = None
+
+    def attempt(solution: Solution | None) -> bool:
+        """Try a solution, if it is a new one that costs less."""
+        nonlocal best, beat
         # Seconds are not reckoned as exactly as FLOPs.
-        if solution is None or (least.device is None and solution.cost > CLEARLY * beat):
-            break
+        if solution is None or (least.device is None and solution.cost >= clearly * beat):
+            return False
         plan = _applied(choices, request, problem, solution)
         report = facts.under(plan if plan.names else plan.policy, plan.at).report(request.memory)
         if (best and plan.names == best.names) or (report.saved_bytes in points and not report.offloaded_bytes):
-            break
+            return False
         needed = points[report.saved_bytes] = held(report) or 0
-        if needed <= limit and least.of(report) < CLEARLY * beat:
+        if needed <= limit and least.of(report) < clearly * beat:
             best, beat = plan, least.of(report)
-        if FILLED * limit <= needed <= limit:
-            break
+        return True
+
+    def is_filled() -> bool:
+        return any(FILLED * limit <= needed <= limit for needed in points.values())
+
+    def guess() -> None:
+        for _ in range(_GUESSES):
+            low = max((size for size, needed in points.items() if needed <= limit), default=None)
+            if low is None or is_filled():
+                return
+            high = min((size for size in points if size > low), default=None)
+            rise = max(slope, 0.01) if high is None else (points[high] - points[low]) / (high - low)
+            budget = low + int((limit - points[low]) / rise) if rise else low
+            if not attempt(problem.solve(budget, request.gap, FEW_NODES)):
+                return
+
+    guess()
+    if not by_source and not is_filled():
+        lowest, highest = (choices.graph.predict(names)[0] for names in ((), problem.names))
+        highest = max(lowest, min(highest, limit)) if request.memory == PLAIN else highest
+        count = _GRID if beat < math.inf else 2 * _GRID
+        for number in range(count):
+            budget = lowest + (highest - lowest) * number // count
+            attempt(problem.solve(budget, request.gap, FEW_NODES))
+        guess()
     return best
 
 

@@ -129,7 +129,5 @@ class _Rows:
             draft,
             saved_bytes=outcome.saved_bytes,
             recomputed_flops=outcome.recomputed_flops,
-            predicted_bytes=outcome.saved_bytes,
-            predicted_flops=outcome.recomputed_flops,
             status="What one value changes, as reckoned.",
         )

@@ -50,9 +50,9 @@ class Plan(Displayed, Labelled):
     """What to save within ``budget_bytes`` so that as little as possible is recomputed.
 
     ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
-    report that JAX gives for the plan; the ``predicted_*`` fields are what was reckoned before. ``of`` tells what the
-    budget is of: bytes "saved", or the estimated "peak", which is as on ``peak_device``; empty where that holds values
-    as they are. What XLA needs is to be expected between ``peak_low`` and ``peak_high``. ``cost`` tells what is least:
+    report that JAX gives for the plan. ``of`` tells what the budget is of: bytes "saved", or the estimated "peak",
+    which is as on ``peak_device``; empty where that holds values as they are. What XLA needs is to be expected between
+    ``peak_low`` and ``peak_high``. ``cost`` tells what is least:
     "flops", or "seconds" on ``device``, where ``seconds`` are those of the report, recomputation and offloading
     together, and ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be
     offloaded.
@@ -80,8 +80,6 @@ class Plan(Displayed, Labelled):
     status: str = ""
     forward_flops: int | None = None
     peak_bytes: int | None = None
-    predicted_bytes: int | None = None
-    predicted_flops: int | None = None
     uncosted: tuple[str, ...] = ()
     fingerprint: str = ""
     solve_seconds: float = 0.0
@@ -92,8 +90,6 @@ class Plan(Displayed, Labelled):
     host_bandwidth: float | None = None
     offloaded_bytes: int = 0
     seconds: float | None = None
-    predicted_offloaded_bytes: int | None = None
-    predicted_seconds: float | None = None
     bound_seconds: float | None = None
     label: str = ""
     unreached: tuple[str, ...] = ()
@@ -121,7 +117,7 @@ class Plan(Displayed, Labelled):
         """How much of the cost a better choice could spare at most: 0 is proven best."""
         cost, bound = float(self.recomputed_flops), float(self.bound)
         if self.cost == "seconds":
-            cost, bound = self.predicted_seconds or 0.0, self.bound_seconds or 0.0
+            cost, bound = self.seconds or 0.0, self.bound_seconds or 0.0
         return 0.0 if cost <= bound else (cost - bound) / cost
 
     def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
