@@ -8,14 +8,15 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Unpack
 
 from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts, Unknown, Variant
-from remat_magic.measuring.measure import How, MeasureRequest, Stopped, arrays_for, measure, measure_on, without_effect
-from remat_magic.records import Fit, FitChoice, Measurement, Progress, RematError, Report
+from remat_magic.measuring.measure import How, MeasureRequest, Stopped, measure, without_effect
+from remat_magic.records import Fit, FitChoice, Measurement, Progress, Report
 
 # Compilers for devices that are not here use more than one core each.
 AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
@@ -105,48 +106,26 @@ class Measuring:
             self._request = None  # which holds the inputs
 
     def _measure_all(self) -> None:
-        variants = [self._facts.choose(policy, at, self._namespace) for policy, at in self._choices]
-        for done, (variant, result) in enumerate(zip(variants, self._measurements(variants), strict=True)):
-            report = None if result.error or isinstance(variant, Unknown) else variant.preview
-            last = done + 1 == len(self._choices)
-            self._step(Progress(done + 1, len(self._choices)), (report, result), tell=last)
-
-    def _measurements(self, variants: Sequence[Variant | Unknown]) -> Iterator[Measurement]:
-        """One for each choice, in their order; each begins when the one before is taken."""
-        request = self._request
+        """One choice after another, each begun when the one before is done; of compilers for elsewhere, several at once."""
+        request, total = self._request, len(self._choices)
         assert request is not None
-        if request.elsewhere is not None:
-            yield from self._compiled_elsewhere(variants, request)
-            return
-        arrays, error = None, ""
-        try:
-            arrays = arrays_for(self._facts.engine, request.inputs)
-        except Exception as raised:  # noqa: BLE001 - said in each result, since nobody can catch it here
-            text = str(raised)
-            error = text if isinstance(raised, RematError) else f"the inputs cannot be made: {text}"
-        for done, variant in enumerate(variants):
-            self._step(Progress(done, len(variants), self._label(done, variant)))
-            if isinstance(variant, Unknown):
-                yield Measurement(variant.policy, variant.at, error=error or variant.error)
-            elif error:
-                yield Measurement(variant.selection.policy, variant.selection.at, error=error)
-            else:
-                yield measure_on(variant, arrays, request, self._cancelled)
+        variants = [self._facts.choose(policy, at, self._namespace) for policy, at in self._choices]
 
-    def _compiled_elsewhere(
-        self, variants: Sequence[Variant | Unknown], request: MeasureRequest
-    ) -> Iterator[Measurement]:
-        """Several compilers run at once; what is told is the first that is not done."""
-
-        def compiled(variant: Variant | Unknown) -> Measurement:
+        def measured(variant: Variant | Unknown) -> Measurement:
             with self._settings():
                 return measure(variant, request, self._cancelled)
 
-        with ThreadPoolExecutor(AT_ONCE, "remat_magic compiling") as pool:
-            results = [pool.submit(compiled, variant) for variant in variants]
-            for done, (variant, result) in enumerate(zip(variants, results, strict=True)):
-                self._step(Progress(done, len(variants), self._label(done, variant)))
-                yield result.result()
+        with ExitStack() as pools:
+            results = map(measured, variants)
+            if request.elsewhere is not None:
+                results = pools.enter_context(ThreadPoolExecutor(AT_ONCE, "remat_magic compiling")).map(
+                    measured, variants
+                )
+            for done, variant in enumerate(variants):
+                self._step(Progress(done, total, self._label(done, variant)))
+                result = next(results)
+                report = None if result.error or isinstance(variant, Unknown) else variant.preview
+                self._step(Progress(done + 1, total), (report, result), tell=done + 1 == total)
 
     def _label(self, number: int, variant: Variant | Unknown) -> str:
         """What a choice is called while it is measured, with its place where one was asked for."""
@@ -191,14 +170,8 @@ def fit_by_compiler(
 ) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
 
-    Whoever closes it ends the compiler.
-
-    Args:
-        traced: what ``remat_magic.trace`` gave.
-        stages: its estimates.
-        device: of which the compiler is here.
-        settled: gives the same estimates where edits write some choices, else others with what can be written instead.
-        with_batch: gives a fit with the largest batch, by XLA's word.
+    Whoever closes it ends the compiler. ``settled`` gives the same estimates where edits write some choices, else others
+    with what can be written instead; ``with_batch`` a fit with the largest batch, by XLA's word.
     """
     for known in stages:
         last, total = known.progress.finished, known.progress.total

@@ -23,7 +23,7 @@ from remat_magic.measuring.xla_memory import sizes_of, with_texts
 from remat_magic.records import Collective, Effort, Measurement, Note, RematError, Report, XlaMemory
 
 
-class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
+class Stopped(BaseException):
     """A measurement was given up between two of its steps."""
 
 
@@ -42,11 +42,7 @@ def failure(doing: str, error: BaseException) -> str:
 
 
 def check_inputs(inputs: Any) -> None:
-    """See that inputs are of one of the forms that :func:`arrays_for` takes.
-
-    Raises:
-        RematError: they are not.
-    """
+    """Raise RematError unless inputs are of one of the forms that :func:`arrays_for` takes."""
     if inputs is None or (isinstance(inputs, str) and inputs == "random"):
         return
     pair = isinstance(inputs, tuple) and len(inputs) == 2
@@ -58,24 +54,16 @@ def check_inputs(inputs: Any) -> None:
 
 
 def arrays_for(engine: Engine, inputs: Any, *, alone: bool = False) -> list[Any] | None:
-    """One array for each array leaf of the traced arguments; None where ``inputs`` is None.
+    """One array for each array leaf of the traced arguments, made up for ``"random"``; None where ``inputs`` is None.
 
-    Args:
-        engine: the traced function.
-        inputs: ``"random"`` for made-up arrays, or a pair of positional and keyword arguments, of which the array
-            leaves are taken as they are.
-        alone: for the gradient without the training step around it.
-
-    Raises:
-        RematError: the inputs differ in structure or type from the traced arguments.
+    With ``alone`` for the gradient without the training step around it. RematError where structure or types differ.
     """
     if inputs is None:
         return None
+    wanted = engine.inputs(alone=alone)
     if isinstance(inputs, str):
         generator = np.random.default_rng(0)
-        leaves = engine.inputs(alone=alone).arrays
-        return [_random(leaf.value, leaf.sharding, generator) for leaf in leaves]
-    wanted = engine.inputs(alone=alone)
+        return [_random(leaf.value, leaf.sharding, generator) for leaf in wanted.arrays]
     given = wanted.arrays_of(*inputs)
     for leaf, value in zip(wanted.arrays, given, strict=True):
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -120,13 +108,13 @@ _UNCHECKED = (
 def _compile_elsewhere(
     variant: Variant, device: Device, request: MeasureRequest, stop: Callable[[], bool]
 ) -> Measurement:
-    """What XLA says of a choice for a device that need not be here. Nothing is run.
-
-    Raises:
-        Stopped: ``stop`` said so.
-    """
+    """What XLA says of a choice for a device that need not be here. Nothing is run."""
     assert device.target is not None
     name = variant.engine.primal.name
+
+    def failed(doing: str, error: Exception) -> Measurement:
+        return replace(measured, error=failure(f"{doing} {name} under {measured.policy} for {device.name}", error))
+
     measured = Measurement(
         variant.selection.policy,
         variant.selection.at,
@@ -135,8 +123,6 @@ def _compile_elsewhere(
         memory_bytes=device.memory_bytes,
         effort=request.effort,
     )
-    if stop():
-        raise Stopped
     doing = "lower"
     try:
         gradient = variant.retrace.gradient(platform=device.target.platform, donate=variant.selection.donate)
@@ -155,8 +141,7 @@ def _compile_elsewhere(
             )
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
-        task = f"{doing} {name} under {measured.policy} for {device.name}"
-        return replace(measured, error=failure(task, error))
+        return failed(doing, error)
     timeline = answer.get("timeline")
     measured = replace(
         measured,
@@ -166,11 +151,9 @@ def _compile_elsewhere(
         timeline=None if timeline is None else _with_names(variant.engine, with_texts(XlaMemory.from_dict(timeline))),
     )
     if "memory" not in answer:
-        needed, available = answer.get("needed"), answer.get("available")
-        if needed is None:
-            task = f"compile {name} under {measured.policy} for {device.name}"
-            return replace(measured, error=failure(task, RuntimeError(answer["error"])))
-        return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
+        if "needed" not in answer:
+            return failed("compile", RuntimeError(answer["error"]))
+        return replace(measured, fits=False, needed_bytes=answer["needed"], available_bytes=answer["available"])
     memory = answer["memory"]
     host_bytes = sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name)
     measured = replace(
@@ -222,10 +205,7 @@ class How(TypedDict, total=False):
 class MeasureRequest:
     """How to measure, as for ``Trace.measure``; ``named`` is the device that is asked for, if one is.
 
-    ``elsewhere`` is that device where it is compiled for as if there were none here.
-
-    Raises:
-        RematError: as ``Trace.measure``.
+    ``elsewhere`` is that device where it is compiled for as if there were none here. RematError as ``Trace.measure``.
     """
 
     inputs: Any = None
@@ -252,9 +232,11 @@ def measure(
 ) -> Measurement:
     """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays.
 
-    Raises:
-        Stopped: ``stop`` said so.
+    ``stop`` is called between the steps, and where it returns True ``Stopped`` is raised: lowering, compiling, each run.
+    The trace's lock is held while lowering only.
     """
+    if stop():
+        raise Stopped
     if isinstance(choice, Unknown):
         return Measurement(choice.policy, choice.at, error=choice.error)
     if request.elsewhere is not None:
@@ -263,7 +245,7 @@ def measure(
         arrays = arrays_for(choice.engine, request.inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
         return Measurement(choice.selection.policy, choice.selection.at, error=failure("make the inputs", error))
-    return measure_on(choice, arrays, request, stop)
+    return _measure_here(choice, arrays, request, stop)
 
 
 def asking(facts: Facts, device: str | Device | None) -> Callable[[Any, str], Measurement] | None:
@@ -291,19 +273,10 @@ def _saves_in_scans(facts: Facts) -> bool:
     return sum(stacked) >= 0.9 * sum(row.nbytes for row in saved)
 
 
-def measure_on(
-    variant: Variant,
-    arrays: Sequence[Any] | None,
-    request: MeasureRequest,
-    stop: Callable[[], bool] = lambda: False,
+def _measure_here(
+    variant: Variant, arrays: Sequence[Any] | None, request: MeasureRequest, stop: Callable[[], bool]
 ) -> Measurement:
-    """:func:`measure` where JAX runs, on the array leaves themselves, or on none.
-
-    ``stop`` is asked between the steps: lowering, compiling, each run. The trace's lock is held while lowering only.
-
-    Raises:
-        Stopped: ``stop`` said so.
-    """
+    """:func:`measure` where JAX runs, on the array leaves themselves, or on none."""
 
     def unless_stopped() -> None:
         if stop():
@@ -322,7 +295,7 @@ def measure_on(
         compiled = compile_for_memory(gradient.lowered, _platform(engine, arrays))
         seconds = time.perf_counter() - start
         unless_stopped()
-        modules = _modules(compiled)
+        modules = _or_none(lambda: _jax.modules_of(compiled.runtime_executable().hlo_modules()))
         measured = replace(_numbers(measured, compiled, modules), compile_seconds=seconds)
         measured = replace(measured, findings=offload_kept(gradient.forward.residual_types, modules))
         if arrays is not None:
@@ -333,10 +306,6 @@ def measure_on(
             measured = replace(measured, run_seconds=statistics.median(times), runs=request.runs)
             if (most := _jax.most_allocated(first)) is not None and most > (before or 0):
                 measured = replace(measured, allocated_bytes=most)
-    except Stopped:
-        raise
-    except RematError as error:
-        return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
         return replace(measured, error=failure(f"{doing} {engine.primal.name} under {measured.policy}", error))
     return measured
@@ -345,10 +314,7 @@ def measure_on(
 def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
     """The device to compile for as if there were none; None to compile, and perhaps run, where JAX runs.
 
-    Also for one that is here, unless it is to be run: only so is it told whether the program fits, and what it holds.
-
-    Raises:
-        RematError: no such device; it cannot be compiled for here, or there are inputs to run it on.
+    Also for one that is here, unless it is to be run: only so is it known whether the program fits, and what is live.
     """
     if device is None:
         return None
@@ -388,13 +354,6 @@ def _shardings(engine: Engine, arrays: Sequence[Any] | None) -> list[Any]:
     return shardings_for(arrays) or [leaf.sharding for leaf in engine.inputs().arrays]
 
 
-def _modules(compiled: jax.stages.Compiled) -> tuple[_jax.Module, ...] | None:
-    """The optimized modules of an executable; None where the backend does not give them."""
-    executable: Any = compiled
-    optimized = _or_none(lambda: executable.runtime_executable().hlo_modules())
-    return None if optimized is None else _jax.modules_of(optimized)
-
-
 def _numbers(
     measured: Measurement, compiled: jax.stages.Compiled, modules: Sequence[_jax.Module] | None
 ) -> Measurement:
@@ -409,7 +368,11 @@ def _numbers(
         devices=max(1, len(devices)),
         simulated=_are_simulated(devices),
     )
-    return _with_limit(measured, first)
+    # Whether it fits in a GPU that is here, by what JAX's allocator gives out.
+    limit, total = _jax.memory_limit(first), measured.total_bytes
+    if first.platform != "gpu" or limit is None or total is None:
+        return measured
+    return replace(measured, fits=total <= limit, needed_bytes=total, available_bytes=limit)
 
 
 def _counted(measured: Measurement, sizes: Mapping[str, int], counts: Mapping[str, Any]) -> Measurement:
@@ -427,14 +390,6 @@ def _counted(measured: Measurement, sizes: Mapping[str, int], counts: Mapping[st
         bytes_accessed=counts.get("bytes_accessed"),
         collectives=collectives,
     )
-
-
-def _with_limit(measured: Measurement, first: Any) -> Measurement:
-    """Whether it fits in a GPU that is here, by what JAX's allocator gives out."""
-    limit, total = _jax.memory_limit(first), measured.total_bytes
-    if first.platform != "gpu" or limit is None or total is None:
-        return measured
-    return replace(measured, fits=total <= limit, needed_bytes=total, available_bytes=limit)
 
 
 def _or_none(analysis: Callable[[], Any]) -> Any:
@@ -492,12 +447,7 @@ _LARGE, _SMALL = 0.2, 0.1
 
 
 def offload_kept(residual_types: Sequence[Any], modules: Sequence[_jax.Module] | None) -> tuple[Note, ...]:
-    """Whether nothing of what a policy offloads is in the host's memory in the compiled program.
-
-    Args:
-        residual_types: of the gradient that was compiled.
-        modules: what XLA made of it; None where the backend does not give them.
-    """
+    """Whether nothing of the residuals that a policy offloads is in the host's memory in the compiled program."""
     moved = sum(_jax.nbytes(aval) for aval in residual_types if _jax.memory_space(aval))
     if not moved or not modules or any(row.on_host for module in modules for row in module.instructions):
         return ()
@@ -512,13 +462,8 @@ def without_effect(measured: Sequence[tuple[Report | None, Measurement]]) -> dic
     """Savings on paper that temporary memory does not show, compared with "none" at the same place.
 
     XLA takes operations of the recomputation for those of the forward pass where no barrier keeps them apart, drops a
-    forward pass that only the backward pass read, and computes cheap residuals again in fusions rather than keep them.
-
-    Args:
-        measured: reports with their measurements; None of what there is no report.
-
-    Returns:
-        Notes by the number of the measurement.
+    forward pass that only the backward pass read, and rematerializes cheap residuals in fusions. Given are reports with
+    their measurements (None of what there is no report), and what comes back are notes by the number of the measurement.
     """
     plain = {
         report.at: (report, measurement)
