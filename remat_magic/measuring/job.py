@@ -106,7 +106,7 @@ class Measuring:
             self._request = None  # which holds the inputs
 
     def _measure_all(self) -> None:
-        """One choice after another, each begun when the one before is done; of compilers for elsewhere, several at once."""
+        """One choice after another; of compilers for elsewhere several run at once."""
         request, total = self._request, len(self._choices)
         assert request is not None
         variants = [self._facts.choose(policy, at, self._namespace) for policy, at in self._choices]
@@ -170,8 +170,8 @@ def fit_by_compiler(
 ) -> Generator[Fit, None, None]:
     """What is known by estimates, and then by XLA for the device: as written, and the cheapest choices until one fits.
 
-    Whoever closes it ends the compiler. ``settled`` gives the same estimates where edits write some choices, else others
-    with what can be written instead; ``with_batch`` a fit with the largest batch, by XLA's word.
+    Whoever closes it ends the compiler. ``settled`` gives the same estimates where edits write some choices, else
+    others with what can be written instead; ``with_batch`` a fit with the largest batch, by XLA's word.
     """
     for known in stages:
         last, total = known.progress.finished, known.progress.total

@@ -24,7 +24,7 @@ from remat_magic.records import Collective, Effort, Measurement, Note, RematErro
 
 
 class Stopped(BaseException):
-    """A measurement was given up between two of its steps."""
+    """A measurement was cancelled between two of its steps; no error, so that ``except Exception`` lets it through."""
 
 
 def failure(doing: str, error: BaseException) -> str:
@@ -232,7 +232,7 @@ def measure(
 ) -> Measurement:
     """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays.
 
-    ``stop`` is called between the steps, and where it returns True ``Stopped`` is raised: lowering, compiling, each run.
+    ``stop`` is called between the steps (lowering, compiling, each run); where it returns True, ``Stopped`` is raised.
     The trace's lock is held while lowering only.
     """
     if stop():
@@ -463,7 +463,7 @@ def without_effect(measured: Sequence[tuple[Report | None, Measurement]]) -> dic
 
     XLA takes operations of the recomputation for those of the forward pass where no barrier keeps them apart, drops a
     forward pass that only the backward pass read, and rematerializes cheap residuals in fusions. Given are reports with
-    their measurements (None of what there is no report), and what comes back are notes by the number of the measurement.
+    their measurements (None of what there is no report); the notes are by the number of the measurement.
     """
     plain = {
         report.at: (report, measurement)
