@@ -1,8 +1,8 @@
 """Compiling for a device that is not here: in a process of its own, and never twice.
 
-An answer is kept as plain data in the user's cache folder, by what it follows from: the program, the device and its
-compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is kept. The folder holds at most ``MOST_KEPT``
-bytes: the answers that were asked for longest ago go first.
+Answers are cached as plain data in the user's cache folder, by what they follow from: the program, the device and its
+compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is cached. The folder has at most ``MOST_KEPT``
+bytes: the answers that were used longest ago go first.
 """
 
 from __future__ import annotations
@@ -41,24 +41,19 @@ def compile_for(
     seconds: float = 600.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """What XLA says of a program, compiled for a device that need not be here.
+    """What XLA says of a program lowered for a device's platform, compiled for that device, which need not be here.
 
-    Args:
-        device: the device.
-        lowered: the program, lowered for the device's platform.
-        effort: "quick" compiles with less optimization.
-        seconds: how long to wait for the compiler at most; 0 for what is kept only.
-        stop: asked all the time; where it says so the compiler is killed.
+    It waits so many ``seconds`` for the compiler at most, 0 for what is cached only; where ``stop`` returns True the
+    compiler is killed and InterruptedError is raised.
 
     Returns:
         What ``compiler_process.compile_in`` gives, of one device where several share the work, with ``devices``: how
-        many do, and ``kept``: whether it had been compiled before. Then what is alive in its ``timeline`` has no lines
-        where the program's source stands elsewhere by now.
+        many do, and ``cached``: whether it had been compiled before. Then what is alive in its ``timeline`` has no
+        lines where the program's source stands elsewhere by now.
 
     Raises:
         RematError: the compiler is not installed, took too long, or died; the program is for devices that are not
             offered together, for more or fewer than ``device`` is, or of ``jax.pmap``.
-        InterruptedError: ``stop`` said so.
     """
     if device.target is None or not device.compiles_here:
         raise RematError(device.why_not or f"{device.name} is this machine: leave out device=.")
@@ -74,25 +69,25 @@ def compile_for(
         "devices": devices,
         "options": {},
     }
-    kept = _kept(text, request, effort)
+    cached = _cache_file(text, request, effort)
     program = _jax.bytecode(lowered)
     lines = hashlib.sha256(program).hexdigest()
-    if kept is not None and kept.is_file():
+    if cached is not None and cached.is_file():
         try:
-            answer = json.loads(kept.read_text(encoding="utf-8"))
+            answer = json.loads(cached.read_text(encoding="utf-8"))
             with contextlib.suppress(OSError):  # of another user
-                kept.touch()  # asked for now: others are older
+                cached.touch()  # used now: others are older
             # The bytes are the same wherever the source stands; the lines of what is alive are not.
             timeline = answer["timeline"] if answer["lines"] == lines else _without_lines(answer["timeline"])
-            return answer | {"kept": True, "devices": devices, "timeline": timeline}
+            return answer | {"cached": True, "devices": devices, "timeline": timeline}
         except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
     if seconds <= 0:
         raise RematError(f"It was not compiled for {device.name} before: give it time (seconds=).")
     answer = _compiled(program, request, device.name, effort, seconds, stop) | {"lines": lines}
-    if kept is not None and ("memory" in answer or "needed" in answer):
-        _keep(kept, answer)
-    return answer | {"kept": False, "devices": devices}
+    if cached is not None and ("memory" in answer or "needed" in answer):
+        _write(cached, answer)
+    return answer | {"cached": False, "devices": devices}
 
 
 def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -102,12 +97,7 @@ def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _compiled(
-    program: bytes,
-    request: Mapping[str, Any],
-    name: str,
-    effort: Effort,
-    seconds: float,
-    stop: Callable[[], bool],
+    program: bytes, request: Mapping[str, Any], name: str, effort: Effort, seconds: float, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Run the compiler's process to its end."""
     with tempfile.TemporaryDirectory(prefix="remat_magic-", ignore_cleanup_errors=True) as where:
@@ -116,12 +106,8 @@ def _compiled(
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         # What this process imports, the other one finds, wherever it was installed.
         paths = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
-        settings = {
-            **_jax.ENVIRONMENT,
-            "TPU_LOG_DIR": where,
-            "PYTHONPATH": paths,
-            **(_jax.QUICK if effort == "quick" else {}),
-        }
+        quick = _jax.QUICK if effort == "quick" else {}
+        settings = {**_jax.ENVIRONMENT, "TPU_LOG_DIR": where, "PYTHONPATH": paths, **quick}
         command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", where]
         with (
             (folder / "output.txt").open("wb") as output,
@@ -167,7 +153,7 @@ def _death(code: int, output: str) -> str:
     return f"The compiler's process {how}{memory}{last}."
 
 
-# ---------------------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------------------------- the cache
 
 
 def compiled_folder() -> Path | None:
@@ -188,7 +174,7 @@ def compiled_folder() -> Path | None:
     return base / "remat_magic" / "compiled"
 
 
-def _kept(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
+def _cache_file(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
     """The file of an answer, by all that it follows from; source positions are not in the text."""
     folder = compiled_folder()
     if folder is None:
@@ -199,7 +185,7 @@ def _kept(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _keep(path: Path, answer: Mapping[str, Any]) -> None:
+def _write(path: Path, answer: Mapping[str, Any]) -> None:
     """Write an answer whole or not at all; a folder that cannot be written to is no reason to fail."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

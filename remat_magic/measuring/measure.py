@@ -146,7 +146,7 @@ def _compile_elsewhere(
     measured = replace(
         measured,
         compile_seconds=answer["seconds"],
-        compiled_before=answer["kept"],
+        compiled_before=answer["cached"],
         devices=answer["devices"],
         timeline=None if timeline is None else _with_names(variant.engine, with_texts(XlaMemory.from_dict(timeline))),
     )

@@ -50,10 +50,7 @@ def read_dump(folder: str | Path) -> XlaMemory | None:
     """The memory over time of the program whose dump is in a folder, of the longest one of several.
 
     Lines of source have neither their text nor the number of their cell, which this process may not know: see
-    ``with_texts``.
-
-    Returns:
-        None where XLA wrote no schedule or no buffers.
+    ``with_texts``. None where XLA wrote no schedule or no buffers.
     """
     ranges_file = max(Path(folder).glob(f"*{_RANGES}"), key=lambda path: path.stat().st_size, default=None)
     if ranges_file is None:
@@ -225,14 +222,11 @@ def _bytes_held(values: Iterable[_Value], allocations: dict[int, _Allocation], s
     arguments = sum(place.size for place in allocations.values() if place.argument and place.space == "device")
     held = list[int]()
     for step in range(steps):
-        changed = set[int]()
         for value in ends[step]:
             live[value.allocation].discard(value)
-            changed.add(value.allocation)
         for value in starts[step]:
             live[value.allocation].add(value)
-            changed.add(value.allocation)
-        for allocation in changed:
+        for allocation in {value.allocation for value in (*ends[step], *starts[step])}:
             in_use[allocation] = _covered(live[allocation])
         held.append(arguments + sum(in_use.values()))
     return held
@@ -315,14 +309,7 @@ def _frames_of(frame: int, program: _Program) -> tuple[SourceSpan | None, Source
     library: SourceSpan | None = None
     while frame in program.frames:
         there = program.frames[frame]
-        span = SourceSpan(
-            there.file,
-            there.function,
-            there.line,
-            column=there.column,
-            end_line=there.end_line,
-            end_column=there.end_column,
-        )
+        span = SourceSpan(there.file, there.function, there.line, there.column, there.end_line, there.end_column)
         if is_user_file(span.file):
             return span, library
         if library is None and is_library_file(span.file):

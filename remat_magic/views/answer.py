@@ -129,12 +129,7 @@ def offered(fit: Fit) -> list[Offered]:
 
 
 def words(choice: FitChoice, in_time: bool = False) -> Offered:
-    """A choice in words.
-
-    Args:
-        choice: one of a fit's.
-        in_time: whether its cost is told in time, also where that is not known.
-    """
+    """A choice in words; if ``in_time``, its cost is a time, also where that is not known."""
     extra = "unknown" if in_time and choice.extra_time is None else cost(choice)
     size = "unknown" if choice.needed_bytes is None else fmt.nbytes(choice.needed_bytes)
     return Offered(choice, size, extra, fits(choice))

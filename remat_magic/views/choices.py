@@ -21,12 +21,7 @@ _STEPS = 1000  # of the slider
 
 
 def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
-    """The picture and the table, to stand inside an element of class ``remat``.
-
-    Args:
-        choices: those to show.
-        fit: what these are to fit; None for nothing.
-    """
+    """The picture and the table of choices, in an element of class ``remat``; ``fit`` is what they are to fit."""
     in_time = answer.cost_head(answer.words(choice) for choice in choices) == "time"
     rows = [_row(number, choice, fit is not None) for number, choice in enumerate(choices)]
     fits = [("Fits", "fits")] if fit else []
@@ -113,7 +108,16 @@ def _picture(choices: Sequence[FitChoice], fit: Fit | None, in_time: bool) -> st
     )
     of = "the step's time" if in_time else "the step's FLOPs" if fit else "the forward pass's FLOPs"
     on = f" on {fit.device}" if fit and fit.device else ""
-    line, slider = (_line(fit, least, most), _slider(fit, least, most)) if fit else ("", "")
+    line = slider = ""
+    if fit:
+        at = f"--remat-at:{_part(fit.capacity_bytes, least, most)}%"
+        line = f'<i class="remat-budget" style="{at}"><span>{escape(answer.memory(fit))}</span></i>'
+        slider = (
+            '<input type="range" class="remat-slide" data-control="budget" aria-label="Memory to fit" min="0" '
+            f'max="{_STEPS}" value="{_STEPS * (fit.capacity_bytes - least) / (most - least):.0f}" '
+            f'data-capacity="{fit.capacity_bytes}" '
+            f'title="Move it to see what fits in other memory; a plan for that is added when it is let go" {KEYS}>'
+        )
     return (
         f'<div class="remat-plot remat-plane" data-least="{least:.0f}" data-most="{most:.0f}">'
         f'<div class="remat-axis">adds, of {of}</div><div class="remat-upward" aria-hidden="true">{up}</div>'
@@ -125,22 +129,6 @@ def _picture(choices: Sequence[FitChoice], fit: Fit | None, in_time: bool) -> st
 
 def _hover(choice: FitChoice) -> str:
     return escape(f"{words_of(choice)}: {answer.needed(choice)}, {answer.cost(choice)}")
-
-
-def _line(fit: Fit, least: float, most: float) -> str:
-    """Where the memory ends."""
-    at = _part(fit.capacity_bytes, least, most)
-    return f'<i class="remat-budget" style="--remat-at:{at}%"><span>{escape(answer.memory(fit))}</span></i>'
-
-
-def _slider(fit: Fit, least: float, most: float) -> str:
-    """What moves the line."""
-    return (
-        '<input type="range" class="remat-slide" data-control="budget" aria-label="Memory to fit" min="0" '
-        f'max="{_STEPS}" value="{_STEPS * (fit.capacity_bytes - least) / (most - least):.0f}" '
-        f'data-capacity="{fit.capacity_bytes}" '
-        f'title="Move it to see what fits in other memory; a plan for that is added when it is let go" {KEYS}>'
-    )
 
 
 def _part(number: float, least: float, most: float) -> str:
@@ -165,16 +153,14 @@ def _marks(least: float, most: float) -> list[float]:
 _Column = tuple[str, Callable[[ComparisonRow], str]]
 
 
-def _bytes(number: int | None) -> str:
-    return "" if number is None else fmt.nbytes(number)
+def _measured(name: str, unit: Callable[[int], str] = fmt.nbytes) -> Callable[[ComparisonRow], str]:
+    """A measured figure of a row; empty where it is not known."""
 
+    def figure(row: ComparisonRow) -> str:
+        number = row.measurement and getattr(row.measurement, name)
+        return "" if number is None else unit(number)
 
-def _seconds(number: float | None) -> str:
-    return "" if number is None else fmt.seconds(number)
-
-
-def _flops(number: int | None) -> str:
-    return "" if number is None else fmt.flops(number)
+    return figure
 
 
 def _peak(row: ComparisonRow) -> str:
@@ -212,26 +198,16 @@ _COLUMNS: tuple[_Column, ...] = (
     ("step", lambda row: _time(row, row.times and row.times.total)),
     ("recomputing", lambda row: _time(row, row.times and row.times.recomputed)),
     ("needs (compiled)", _needs),
-    ("temporaries (measured)", lambda row: _bytes(row.measurement and row.measurement.temp_bytes)),
-    ("run (measured)", lambda row: _seconds(row.measurement and row.measurement.run_seconds)),
-    ("allocator's peak (measured)", lambda row: _bytes(row.measurement and row.measurement.allocated_bytes)),
-    ("FLOPs (measured)", lambda row: _flops(row.measurement and row.measurement.flops)),
-    ("communication (measured)", lambda row: _bytes(row.measurement and row.measurement.communicated_bytes)),
-    ("saved", lambda row: _bytes(row.saved_bytes)),
-    ("offloaded", lambda row: _bytes(row.offloaded_bytes or None)),
+    ("temporaries (measured)", _measured("temp_bytes")),
+    ("run (measured)", _measured("run_seconds", fmt.seconds)),
+    ("allocator's peak (measured)", _measured("allocated_bytes")),
+    ("FLOPs (measured)", _measured("flops", fmt.flops)),
+    ("communication (measured)", _measured("communicated_bytes")),
+    ("saved", lambda row: "" if row.saved_bytes is None else fmt.nbytes(row.saved_bytes)),
+    ("offloaded", lambda row: fmt.nbytes(row.offloaded_bytes) if row.offloaded_bytes else ""),
     ("recomputed", _recomputed),
-    ("communicated again", lambda row: _bytes(row.repeated_communicated_bytes or None)),
+    ("communicated again", lambda row: fmt.nbytes(again) if (again := row.repeated_communicated_bytes) else ""),
 )
-
-
-def _columns(rows: Sequence[ComparisonRow]) -> list[_Column]:
-    """Those in which something is known: estimates, what was measured, what was counted."""
-    return [(head, cell) for head, cell in _COLUMNS if any(map(cell, rows))]
-
-
-def _sentences(row: ComparisonRow) -> list[str]:
-    measured = row.measurement
-    return [*filter(None, [row.error, measured and measured.error]), *(measured.findings if measured else ())]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -252,11 +228,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each policy, with a column for what is known of any."""
-    columns, body = _columns(comparison.rows), list[Row]()
+    columns, body = [(head, cell) for head, cell in _COLUMNS if any(map(cell, comparison.rows))], list[Row]()
     for row in comparison.rows:
+        measured = row.measurement
+        sentences = [row.error, *((measured.error, *measured.findings) if measured else ())]
         front = (Part("◆", html='<span title="on the front">◆</span>'), " ") if row.pareto else ()
         also = (part for other in row.same_labels for part in ("\n", Part(f"= {other}", "also")))
-        told = (part for sentence in _sentences(row) for part in ("\n", Part(sentence, "also")))
+        told = (part for sentence in filter(None, sentences) for part in ("\n", Part(sentence, "also")))
         name = cell(*front, Part(row.label, "code"), *also, *told)
         body.append(Row((name, *(cell(figure(row)) for _, figure in columns))))
     heads = [("policy", "policy"), *((head, "num") for head, _ in columns)]
@@ -275,8 +253,7 @@ def comparison_html(comparison: Comparison) -> str:
 def figures(row: ComparisonRow) -> dict[str, Any]:
     """A row of a comparison as text: what is saved, the work that is done twice, the estimated peak.
 
-    ``keys`` are those of all the policies that do just this, ``front`` tells whether none is better in both peak and
-    time.
+    ``keys`` are those of all the policies that do just this, ``front`` is whether none is better in both peak and time.
     """
     keys = [row.policy, *row.same_as]
     if row.error:
@@ -293,10 +270,8 @@ def figures(row: ComparisonRow) -> dict[str, Any]:
 def _repeated(row: ComparisonRow) -> str:
     if row.repeated_flops is None:
         return "unknown"
-    least = "" if row.complete else "≥ "
-    communicated = (
-        f"{fmt.nbytes(row.repeated_communicated_bytes)} communicated again" if row.repeated_communicated_bytes else ""
-    )
+    least, again = "" if row.complete else "≥ ", row.repeated_communicated_bytes
+    communicated = f"{fmt.nbytes(again)} communicated again" if again else ""
     if not row.repeated_flops:
         return f"{least}{communicated or 'nothing'}" if row.complete else communicated or "unknown"
     return f"{least}{fmt.flops(row.repeated_flops)}{communicated and f', {communicated}'}"

@@ -26,13 +26,11 @@ def edit_sentences(edit: Edit) -> list[str]:
         sentences.append("No edit of the source does just what is chosen: this is the nearest that one does.")
     if best.verified:
         sentences.append("Verified: the edited source, traced, saves just what it is to save.")
-    saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"
-    if saved and best.recomputed_flops is not None:
-        saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
-    if saved:
-        sentences.append(
-            f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}."
-        )
+    if best.saved_bytes is not None:
+        flops = best.recomputed_flops
+        again = "" if flops is None else f" and recomputes {fmt.flops(flops)}"
+        planned = f"{fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}"
+        sentences.append(f"It saves {fmt.nbytes(best.saved_bytes)}{again}; asked for were {planned}.")
     return [*sentences, *filter(None, [budget_sentence(best)]), *best.differences]
 
 

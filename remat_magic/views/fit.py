@@ -65,14 +65,7 @@ def fit_html(fit: Fit) -> str:
 
 
 def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "") -> str:
-    """Whether a choice fits.
-
-    Args:
-        choice: what is shown.
-        fit: what is known of the program as written.
-        capacity: the bytes that are to be enough.
-        how: HTML to follow who says so: how to ask the compiler.
-    """
+    """Whether a choice fits; ``fit`` is of the program as written, ``how`` HTML that says how to ask the compiler."""
     word, rest = answer.verdict(choice, capacity)
     if choice.needed_bytes is None:
         return f'<strong class="remat-perhaps">{word}</strong> <span>{escape(rest)}</span>'
@@ -83,8 +76,10 @@ def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "
     if not choice.compiled and choice.needed_low != choice.needed_high:
         source += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
     parts = [f'<strong class="{_KINDS[choice.fits]}">{word}</strong>', f"<span>{said}</span>", _mute(source), how]
-    if fit is not None and _is_written(choice):
-        parts += [_mute(sentence) for sentence in [_nothing(fit), answer.batch(fit)] if sentence]
+    if fit is not None and choice.key == "as_written":
+        nothing = fit.fits and fit.progress.finished and not answer.offered(fit)
+        sentences = [answer.what_to_do(fit) if nothing else "", answer.batch(fit)]
+        parts += [_mute(sentence) for sentence in sentences if sentence]
     return " ".join(filter(None, parts))
 
 
@@ -96,14 +91,6 @@ def back_html(fit: Fit) -> str:
         f'<button type="button" class="remat-link" data-policy="as_written" data-at="{html.escape(written.at)}" '
         f'title="Show it as written" {KEYS}>as written{needs}</button>'
     )
-
-
-def _nothing(fit: Fit) -> str:
-    return answer.what_to_do(fit) if fit.fits and fit.progress.finished and not answer.offered(fit) else ""
-
-
-def _is_written(choice: FitChoice) -> bool:
-    return choice.key == "as_written"
 
 
 def held_html(
@@ -162,10 +149,7 @@ def _bold(text: str, hover: str) -> Cell:
 def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
     """What to change: the best choices, a row each, with buttons that try it and show its edit if ``live``.
 
-    Args:
-        fit: what is known by now.
-        live: whether a script is at hand.
-        all_of: how many choices there are to be seen elsewhere.
+    ``all_of`` is how many choices there are to be seen elsewhere.
     """
     rows = answer.offered(fit)
     if not fit.tried or (fit.fits and not rows):
@@ -241,13 +225,7 @@ def with_code(text: str) -> str:
 
 
 def kept_html(report: Report, timeline: Timeline, device: str) -> str:
-    """Why the device keeps less than autodiff saves; empty where it does not.
-
-    Args:
-        report: what autodiff saves.
-        timeline: what the device keeps of it, by estimate.
-        device: what it is called.
-    """
+    """Why the device keeps less than autodiff saves, by the timeline's estimate; empty where it does not."""
     kept = timeline.saved_bytes
     if kept >= report.saved_bytes:
         return ""
@@ -261,15 +239,7 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
 
 
 def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, closes: bool = True) -> str:
-    """The edit of a choice at full height.
-
-    Args:
-        choice: what it does.
-        edit: of the user's source.
-        memory: what it is to fit.
-        can_apply: whether the choice can be bound to the function's name.
-        closes: whether there is a button that takes it away.
-    """
+    """The edit of the user's source that does a choice, at full height; ``memory`` is what it is to fit."""
     said = ""
     if choice.needed_bytes is not None:
         how = f"compiled for {memory}" if choice.compiled else f"by estimate on {memory}"

@@ -100,16 +100,11 @@ def _communicated_again(report: Report) -> str:
 
 
 def _communication(report: Report) -> Total:
-    number, ahead, back = (
-        number_of_half or 0
-        for number_of_half in (
-            report.communicated_bytes,
-            report.forward_communicated_bytes,
-            report.backward_communicated_bytes,
-        )
+    number, forward, backward = (
+        getattr(report, f"{half}communicated_bytes") or 0 for half in ("", "forward_", "backward_")
     )
     exact = f"{fmt.exact(number, 'bytes')} of the results of gathers, reductions and the like, on each device"
-    detail = f"forward {fmt.nbytes(ahead)}, backward {fmt.nbytes(back)}"
+    detail = f"forward {fmt.nbytes(forward)}, backward {fmt.nbytes(backward)}"
     return Total("communicated", "communication", fmt.nbytes(number), detail, exact, number)
 
 
@@ -125,20 +120,10 @@ def uncounted(report: Report) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- as HTML
 
 
-def title_html(title: str) -> str:
-    """How the report came about."""
-    return f'<div class="remat-title">{escape(title)}</div>' if title else ""
-
-
 def head_html(signature: str, function: str, step: str, wrt: Iterable[str], title: str = "") -> str:
-    """What is inspected.
+    """What is inspected: a function with its signature, and the training step that takes its gradient, if there is one.
 
-    Args:
-        signature: of what is differentiated.
-        function: its name.
-        step: the training step that takes its gradient; empty for none.
-        wrt: with respect to what it is differentiated.
-        title: how the inspection came about.
+    ``title`` is how the inspection came about.
     """
     text, name = escape(signature or function), escape(function)
     told = f"<b>{name}</b><code>{text.removeprefix(name)}</code>"
@@ -158,18 +143,15 @@ _SAID = {"saved": "saves", "offloaded": "offloads", "repeated": "repeats"}
 def line_html(report: Report, saved_bytes: int | None = None) -> tuple[str, str]:
     """What a choice saves and repeats, as one sentence, and what else it does.
 
-    Args:
-        report: of the choice.
-        saved_bytes: what a device keeps for the backward pass, where that is another number than the report's.
+    ``saved_bytes`` is what a device keeps for the backward pass, where that is another number than the report's.
     """
     said, rarer = list[str](), list[str]()
     for total in totals(report):
         if total.key == "peak":
             continue
         if total.key == "saved" and saved_bytes is not None:
-            total = replace(
-                total, value=fmt.nbytes(saved_bytes), exact=fmt.exact(saved_bytes, "bytes"), number=saved_bytes
-            )
+            value, exact = fmt.nbytes(saved_bytes), fmt.exact(saved_bytes, "bytes")
+            total = replace(total, value=value, exact=exact, number=saved_bytes)
         value = "" if total.number is None else f' data-value="{total.number}"'
         hover = escape("; ".join(filter(None, [total.exact, total.detail])))
         attributes = f'data-total="{total.key}" data-unit="{total.unit}"{value} title="{hover}"'
@@ -195,9 +177,8 @@ def notes_html(sentences: Iterable[str]) -> str:
 
 def advice_html(advice: Sequence[Advice], *, live: bool = True) -> str:
     """Each finding with its line, what is at stake and the mend; in a live widget with a button that copies it."""
-    if not advice:
-        return ""
-    return f'<ul class="remat-advice">{"".join(_item(finding, live) for finding in advice)}</ul>'
+    items = "".join(_item(finding, live) for finding in advice)
+    return f'<ul class="remat-advice">{items}</ul>' if items else ""
 
 
 def cards(advice: Sequence[Advice]) -> list[Advice]:

@@ -14,11 +14,11 @@ from remat_magic.records import TEXTLESS, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.fit import saves_html
 from remat_magic.views.format import escape
-from remat_magic.views.headline import head_html, line_html, notes_html, notes_of, title_html, totals
+from remat_magic.views.headline import head_html, line_html, notes_html, notes_of, totals
 from remat_magic.views.jaxpr_text import jaxprs
 from remat_magic.views.memory import peak_bar_html
 from remat_magic.views.source import listing_html
-from remat_magic.views.tables import Part, Row, Table, cell, code_html, table_html
+from remat_magic.views.tables import Part, Row, Table, cell, table_html
 from remat_magic.views.values import recomputed_html, residuals_html
 
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
@@ -73,18 +73,13 @@ def kept_html(
 ) -> str:
     """What a notebook keeps of a widget: the values and the source of a report, and the figures of other choices.
 
-    Args:
-        report: what is shown.
-        others: of each other choice its row, by ``others_row``.
-        title: how the report came about.
-        remark: a sentence that tells the reader that this is a copy.
-        twin: what the live widget knows it by.
-        answer: whether it fits the chosen device, and what to change: HTML, empty where none is chosen.
-        step: the training step that takes the gradient, if it is of one.
-        most: how many bytes it may have; what is too long for that is left out, with a sentence.
+    ``others`` are rows by ``others_row``, ``answer`` is the HTML of whether it fits the chosen device and what to
+    change, and ``twin`` what the live widget finds it by. What is too long for ``most`` bytes is left out, with a
+    sentence.
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
-    head = f"{title_html(title)}{copy}{_kept_head(report, answer, step)}"
+    head = f'<div class="remat-title">{escape(title)}</div>' if title else ""
+    head += f"{copy}{_kept_head(report, answer, step)}"
     programs, page = _jaxprs(report, _KEPT_LINES), ""
     for rows in _MOST_ROWS:
         values, rest = residuals_html(report, folded=True, most=rows), _others(others, rows)
@@ -107,7 +102,7 @@ def _unfolded(report: Report, most_lines: float) -> str:
 
 
 def _head(report: Report, answer: str = "", step: str = "") -> str:
-    code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
+    code = f'<div class="remat-code"><code>{escape(report.code)}</code></div>' if report.code else ""
     answer = answer or f'<div class="remat-verdict">{saves_html(report)}</div>{peak_bar_html(report)}'
     line = "; ".join(filter(None, line_html(report)))
     return (

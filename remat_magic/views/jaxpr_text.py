@@ -36,7 +36,7 @@ _LEGEND = (
 def jaxprs(report: Report, bodies: bool = True) -> str:
     """Both jaxprs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
     halves = (("Forward", report.forward), ("Backward", report.backward))
-    panes = "".join(_pane(title, half, _chunked(_chunks(half)) if bodies else "") for title, half in halves)
+    panes = "".join(_pane(title, half, _chunks(half) if bodies else ()) for title, half in halves)
     return f'{_LEGEND}<div class="remat-panes">{panes}</div>'
 
 
@@ -45,13 +45,10 @@ def lazy_chunks(report: Report) -> dict[str, list[str]]:
     return {"forward": _chunks(report.forward, live=True), "backward": _chunks(report.backward, live=True)}
 
 
-def _chunked(pieces: Iterable[str]) -> str:
-    return "".join(f'<div class="remat-chunk">{piece}</div>' for piece in pieces)
-
-
-def _pane(title: str, jaxpr: Program, body: str) -> str:
-    """One titled jaxpr; ``body`` is HTML, the chunks or nothing where a script will bring them."""
+def _pane(title: str, jaxpr: Program, chunks: Iterable[str]) -> str:
+    """One titled jaxpr, in chunks of HTML, or none where a script will bring them."""
     size = fmt.count(jaxpr.equations, "equation") if jaxpr.lines else "not available"
+    body = "".join(f'<div class="remat-chunk">{chunk}</div>' for chunk in chunks)
     return (
         f"<section><h4>{escape(title)} <small>{size}</small></h4>"
         f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
@@ -116,20 +113,15 @@ def _chunks(jaxpr: Program, live: bool = False) -> list[str]:
             what = f"parameters of {line.primitive}" if line.primitive else "arguments"
             *inner_lines, last = folded
             inside = "".join(f"\n{_text(inner, inner.text, pattern)}" for inner in inner_lines)
+            # Not in the tab order, which a big jaxpr would fill: the arrow keys reach it.
             content += (
-                f'{_button(f"Unfold the {what}")}<span class="remat-more" hidden>{inside}\n{" " * _indent(last)}</span>'
+                '<button type="button" class="remat-fold" tabindex="-1" aria-expanded="false" '
+                f'aria-label="{escape(f"Unfold the {what}")}"></button>'
+                f'<span class="remat-more" hidden>{inside}\n{" " * _indent(last)}</span>'
                 f"{_text(last, last.text.lstrip(), pattern)}"
             )
         pieces.append(_line(line, content, places, live))
     return ["".join(pieces[start : start + _CHUNK]) for start in range(0, len(pieces), _CHUNK)]
-
-
-def _button(label: str) -> str:
-    """Not in the tab order, which a big jaxpr would fill: the arrow keys reach it."""
-    return (
-        '<button type="button" class="remat-fold" tabindex="-1" aria-expanded="false" '
-        f'aria-label="{escape(label)}"></button>'
-    )
 
 
 def folded_lines(lines: Sequence[ProgramLine]) -> Iterator[Sequence[ProgramLine]]:

@@ -9,14 +9,12 @@ import html
 import itertools
 import json
 from bisect import bisect_left
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic.records import (
     Exhausted,
-    ExhaustedBuffer,
     LiveKind,
     LiveValue,
     Measurement,
@@ -103,10 +101,8 @@ _XLA_KINDS: dict[str, LiveKind] = {
 def peak_bar_html(report: Report, memory: tuple[str, int] | None = None, estimate: bool = False) -> str:
     """The bar of a report's estimate; nothing where that is not known.
 
-    Args:
-        report: of which policy.
-        memory: what it is to fit: what that is called, and its bytes. The bar is as long as the longer of the two.
-        estimate: whether it is to be said that it is one, since a compiler's word stands above.
+    It is as long as the peak or the ``memory`` that it is to fit (its name and bytes), whichever is more. With
+    ``estimate`` it says that it is one, since a compiler's word stands above.
     """
     peak, parts = report.peak_bytes, peak_parts(report)
     if not peak or not parts:
@@ -118,11 +114,9 @@ def peak_bar_html(report: Report, memory: tuple[str, int] | None = None, estimat
 
 def compiled_bar_html(held: Sequence[LiveValue], needed: int, memory: tuple[str, int]) -> str:
     """The bar of what XLA's program holds at its peak, and of what is allocated besides."""
-    sums = Counter[str]()
-    for value in held:
-        sums[value.kind] += value.nbytes
+    sums = {kind: sum(value.nbytes for value in held if value.kind == kind) for kind in ROLES}
     parts = [(*words, sums[kind]) for kind, words in ROLES.items() if sums[kind]]
-    if (idle := needed - sums.total()) > 0:
+    if (idle := needed - sum(sums.values())) > 0:
         parts.append(("allocated and not in use then", "constants", idle))
     return _bar(parts, needed, needed, memory, f"Held at the peak of the compiled program, {fmt.nbytes(needed)}")
 
@@ -220,15 +214,13 @@ def layers(timeline: Timeline) -> list[Layer]:
         if max(layer.held) < least:
             rest.append(layer)
         elif family is None:
-            shown.append(Layer(layer.kind, layer.largest, layer.count, layer.held, _GREYS[layer.kind]))
+            shown.append(replace(layer, colour=_GREYS[layer.kind]))
         elif layer.largest.source is None or sum(coloured.values()) == _LINES:
             rest.append(layer)
         else:
-            colour = family[coloured[family] % len(family)]
+            shown.append(replace(layer, colour=family[coloured[family] % len(family)]))
             coloured[family] += 1
-            shown.append(Layer(layer.kind, layer.largest, layer.count, layer.held, colour))
-    order = [*ROLES]  # what is alive anyway lies at the bottom
-    shown.sort(key=lambda layer: order.index(layer.kind))
+    shown.sort(key=lambda layer: [*ROLES].index(layer.kind))  # what is alive anyway lies at the bottom
     if rest:
         held = tuple(map(sum, zip(*(layer.held for layer in rest), strict=True)))
         shown.append(Layer("", rest[0].largest, sum(layer.count for layer in rest), held, _REST))
@@ -295,13 +287,9 @@ def timeline_html(
     limit: tuple[str, int] | None = None,
     live: bool = False,
 ) -> str:
-    """The picture with a table of what is held, to stand inside an element of class ``remat``.
+    """The picture of the estimate with a table of what is live at its peak, to stand in an element of class ``remat``.
 
-    Args:
-        timeline: the estimate.
-        compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
-        limit: the device's name and its bytes.
-        live: whether a script is at hand, which tells of other moments what the table tells of the peak.
+    XLA's own memory over time is drawn too, if the program was ``compiled``; ``limit`` is the device's name and bytes.
     """
     found, axis = layers(timeline), _axis(timeline)
     by_xla = compiled.timeline if compiled is not None else None
@@ -326,7 +314,9 @@ def timeline_html(
     return (
         f'<div class="remat-time"{scripted}>{told}<div class="remat-plot"{keys if live else ""}>'
         f'{_upward(marks)}<div class="remat-area">'
-        f"{_svg(timeline, picture, compiled)}{_limit(limit, marks[-1])}{_peak(timeline, axis)}</div>"
+        f"{_svg(timeline, picture, compiled)}{_limit(limit, marks[-1])}"
+        f'<i class="remat-peak-mark" style="left:{50 * sum(axis.edges[timeline.peak : timeline.peak + 2]):.2f}%" '
+        'title="the peak"></i><i class="remat-cursor" hidden></i></div>'
         f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{table_html(held(timeline, live))}</div>{below}"
     )
 
@@ -349,8 +339,8 @@ def _areas(found: Sequence[Layer], shown: Sequence[int], most: float, words: Cal
         above = [base + layer.held[moment] for base, moment in zip(below, shown, strict=True)]
         path = _outline(above, below, most)
         if path:
-            title = element("title", escape(words(layer)))
-            parts.append(element("path", title, d=path, fill=layer.colour, data_layer=number))
+            title = f"<title>{escape(words(layer))}</title>"
+            parts.append(f'<path d="{path}" fill="{layer.colour}" data-layer="{number}">{title}</path>')
         below = above
     return "".join(parts)
 
@@ -413,15 +403,6 @@ def _limit(limit: tuple[str, int] | None, most: float) -> str:
     return f'<i class="remat-limit-line" style="bottom:{100 * limit[1] / most:.2f}%"><span>{label}</span></i>'
 
 
-def _middle(axis: _Axis, moment: int) -> float:
-    return 50 * (axis.edges[moment] + axis.edges[moment + 1])
-
-
-def _peak(timeline: Timeline, axis: _Axis) -> str:
-    x = _middle(axis, timeline.peak)
-    return f'<i class="remat-peak-mark" style="left:{x:.2f}%" title="the peak"></i><i class="remat-cursor" hidden></i>'
-
-
 # ---------------------------------------------------------------------------------------------------- what holds it
 
 
@@ -473,7 +454,7 @@ def held(timeline: Timeline, live: bool = False) -> Table:
         cells = (
             size(nbytes, fmt.nbytes(nbytes) if nbytes else ""),
             cell(fmt.percent(nbytes, timeline.peak_bytes) if nbytes else ""),
-            cell(Part(_line_words(layer), html=f"{swatch} {_line(layer, home, live)}")),
+            cell(Part(_words(layer), html=f"{swatch} {_line(layer, home, live)}")),
             cell(_role(layer)),
             cell(Part("", html=strip), hover=_life_words(layer, timeline, axis)),
         )
@@ -482,7 +463,7 @@ def held(timeline: Timeline, live: bool = False) -> Table:
     return Table("What holds the memory", heads, rows, "layers")
 
 
-def _line_words(layer: Layer) -> str:
+def _words(layer: Layer) -> str:
     return ", ".join(filter(None, [_what(layer), fmt.location(_source(layer))])) or _role(layer)
 
 
@@ -523,23 +504,6 @@ def _lookup(timeline: Timeline, found: Sequence[Layer], shown: Sequence[int], ax
     return f' data-time="{html.escape(json.dumps(told, separators=(",", ":")))}"'
 
 
-def element(name: str, content: str = "", /, **attributes: object) -> str:
-    """An element; ``content`` is markup already, attributes are escaped (``_`` in their names is ``-``).
-
-    What a script reads, ``data_*``, it reads as it is.
-    """
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{(html.escape if key.startswith("data_") else escape)(_number(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return f"<{name}{given}>{content}</{name}>" if content else f"<{name}{given}/>"
-
-
-def _number(value: object) -> str:
-    return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
 # -------------------------------------------------------------------------------------------------------- as XLA has it
 
 
@@ -552,13 +516,9 @@ def xla_name(measured: Measurement) -> str:
 
 
 def xla_curve(memory: XlaMemory, backward: float | None, most: float, width: int) -> str:
-    """The curve, in a picture that is 100 high.
+    """The curve of XLA's schedule, in a picture of a width that is 100 high, which is ``most`` bytes.
 
-    Args:
-        memory: what XLA holds in each of its steps.
-        backward: the part of the picture before the backward pass, None where there is none.
-        most: the bytes at its upper end.
-        width: of the picture.
+    ``backward`` is the part of the picture before the backward pass, None where there is none.
     """
     steps = len(memory.held)
     split = memory.backward if backward is not None and memory.backward else None
@@ -580,7 +540,7 @@ def xla_curve(memory: XlaMemory, backward: float | None, most: float, width: int
         f"L{across(last):.1f},{y:.2f}"
         for number, (first, last) in enumerate(stretches)
     )
-    return element("path", d=path, class_="remat-xla")
+    return f'<path d="{path}" class="remat-xla"/>'
 
 
 def xla_words(measured: Measurement, memory: XlaMemory) -> str:
@@ -610,8 +570,7 @@ def held_by_xla_table(measured: Measurement, memory: XlaMemory, timeline: Timeli
     for buffer, value in zip(here, held_by_xla(memory, timeline), strict=True):
         like = (buffer.type, ROLES[value.kind][0], _xla_what(buffer), buffer.source, buffer.library)
         groups.setdefault(like, []).append(buffer.nbytes)
-    in_order = sorted(groups.items(), key=lambda group: -sum(group[1]))
-    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in in_order]
+    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in groups.items()]
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
     return held_table(f"{xla_words(measured, memory)}{others}", "What it is", rows, "buffer")
@@ -644,20 +603,11 @@ def exhausted_sentences(record: Exhausted) -> list[str]:
     return sentences
 
 
-def exhausted_rows(record: Exhausted) -> list[HeldRow]:
-    """The buffers, those that are alike together."""
-    alike = defaultdict[tuple[object, ...], list[ExhaustedBuffer]](list)
-    for buffer in record.buffers:
-        alike[buffer.type, buffer.what, buffer.source, buffer.kind].append(buffer)
-    rows = [
-        HeldRow(len(group), sum(one.nbytes for one in group), first.type, first.kind, first.what, first.source)
-        for group in alike.values()
-        for first in group[:1]
-    ]
-    return sorted(rows, key=lambda row: -row.nbytes)
-
-
 def exhausted_table(record: Exhausted) -> Table:
-    """The largest buffers, under the sentences."""
+    """The largest buffers, those that are alike together, under the sentences."""
+    alike: dict[tuple[str, str, str, SourceSpan | None], list[int]] = {}
+    for buffer in record.buffers:
+        alike.setdefault((buffer.type, buffer.kind, buffer.what, buffer.source), []).append(buffer.nbytes)
+    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in alike.items()]
     caption = f"{' '.join(exhausted_sentences(record))} The largest buffers:"
-    return held_table(caption, "Kind", exhausted_rows(record), "buffer")
+    return held_table(caption, "Kind", rows, "buffer")

@@ -30,9 +30,7 @@ def _there(plan: Plan) -> str:
 def plan_sentences(plan: Plan) -> list[str]:
     """What a plan saves and recomputes, and how good it is."""
     again = fmt.flops(plan.recomputed_flops)
-    share = (
-        f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
-    )
+    share = plan.forward_flops and f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)"
     # Of what is proven best the status says so.
     least = f", no choice of names less than {fmt.flops(plan.bound)}" if plan.gap and plan.bound else ""
     saves, budget = f"Saves {fmt.nbytes(plan.saved_bytes)}", fmt.nbytes(plan.budget_bytes)
@@ -45,7 +43,7 @@ def plan_sentences(plan: Plan) -> list[str]:
     facts = [
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
-        f"recomputes {again}{share}{least}",
+        f"recomputes {again}{share or ''}{least}",
         f"solved in {fmt.seconds(plan.solve_seconds)}",
     ]
     return [f"{'; '.join(filter(None, facts))}.", *filter(None, [plan.status])]
@@ -77,17 +75,15 @@ def plan_rows(values: Sequence[PlannedValue]) -> list[PlanRow]:
     groups: dict[Hashable, list[PlannedValue]] = {}
     for value in values:
         groups.setdefault((value.origin, value.name, value.offloaded), []).append(value)
-    return sorted((_plan_row(group) for group in groups.values()), key=lambda row: -row.nbytes)
-
-
-def _plan_row(group: Sequence[PlannedValue]) -> PlanRow:
-    first = group[0]
-    times = sum(value.times for value in group)
-    shown_times, numbers = f"x{times:,}" if times > 1 else "", ""
-    if len(group) < first.alike:
-        shown_times = f"{len(group):,} of {first.alike:,}"
-        numbers = f"number {_ranges([value.number + 1 for value in group])} in the order of the program"
-    return PlanRow(first, sum(value.nbytes for value in group), shown_times, numbers)
+    rows = list[PlanRow]()
+    for group in groups.values():
+        first, times, numbers = group[0], sum(value.times for value in group), ""
+        shown_times = f"x{times:,}" if times > 1 else ""
+        if len(group) < first.alike:
+            shown_times = f"{len(group):,} of {first.alike:,}"
+            numbers = f"number {_ranges([value.number + 1 for value in group])} in the order of the program"
+        rows.append(PlanRow(first, sum(value.nbytes for value in group), shown_times, numbers))
+    return sorted(rows, key=lambda row: -row.nbytes)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -103,14 +99,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def plan_table(plan: Plan) -> Table:
     """The values that a plan keeps."""
-    rows = [
-        Row((
-            size(row.nbytes),
-            cell("offload" if row.value.offloaded else "save"),
-            *planned(row.value, row.times, row.numbers),
-        ))
-        for row in plan_rows(plan.names)
-    ]  # fmt: skip
+    rows = list[Row]()
+    for row in plan_rows(plan.names):
+        kind = cell("offload" if row.value.offloaded else "save")
+        rows.append(Row((size(row.nbytes), kind, *planned(row.value, row.times, row.numbers))))
     heads = (("Size", "num"), ("Kind", "kind"), ("Value", "type"), ("Made by", "made"))
     return Table("Values that the plan keeps", heads, rows)
 
@@ -180,14 +172,10 @@ def _changes(row: WhatIf) -> bool:
 
 def _small(rows: Sequence[WhatIf]) -> list[bool]:
     """For each row whether it changes something, but less than a thousandth of what any plan of these comes to."""
-    most_bytes = max((abs(row.saved_bytes) for row in rows), default=0)
-    most_bytes = max([most_bytes, *(row.plan.saved_bytes for row in rows)])
-    most_flops = max((abs(row.recomputed_flops) for row in rows), default=0)
-    most_flops = max([most_flops, *(row.plan.recomputed_flops for row in rows)])
+    most_bytes = max(1, *(size for row in rows for size in (abs(row.saved_bytes), row.plan.saved_bytes)))
+    most_flops = max(1, *(work for row in rows for work in (abs(row.recomputed_flops), row.plan.recomputed_flops)))
     return [
-        _changes(row)
-        and _PART * abs(row.saved_bytes) < max(most_bytes, 1)
-        and _PART * abs(row.recomputed_flops) < max(most_flops, 1)
+        _changes(row) and _PART * abs(row.saved_bytes) < most_bytes and _PART * abs(row.recomputed_flops) < most_flops
         for row in rows
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
@@ -176,8 +176,7 @@ Listed = tuple[int, str, tuple[Word, ...]]
 """A line: its number, its text, and the words to be coloured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """An expression on one line: its columns, and the tag that opens it."""
 
     start: int
@@ -188,12 +187,8 @@ class Mark:
 def marks_by_line(lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool) -> dict[int, list[Mark]]:
     """For each line the expressions on it, the outer before the inner.
 
-    Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out.
-
-    Args:
-        lines: of one text.
-        attributions: of the expressions of that text.
-        live: whether a script is at hand, which links them.
+    Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out. If ``live``,
+    a script links them.
     """
     texts = {number: (line, _code_end(line, coloured)) for number, line, coloured in lines}
     inside = [
@@ -244,9 +239,7 @@ def _code_end(line: str, coloured: Sequence[Word]) -> int:
 
 
 def _tag(attribution: Attribution, live: bool) -> str:
-    kinds = " ".join(
-        filter(None, ["remat-saved" if attribution.residuals else "", "remat-again" if attribution.equations else ""])
-    )
+    kinds = f"{'remat-saved ' * bool(attribution.residuals)}{'remat-again' * bool(attribution.equations)}".rstrip()
     if not live:  # the line's own cells tell the figures
         return f'<u class="{kinds}">'
     saves = f"saved {attribution.saves}" if attribution.residuals else ""
@@ -257,9 +250,7 @@ def _tag(attribution: Attribution, live: bool) -> str:
 
 def marked_code(text: str, coloured: Sequence[Word], marks: Sequence[Mark]) -> str:
     """The text with its words coloured within the expressions marked."""
-    edges = (
-        edge for start, end, *_ in (*coloured, *((mark.start, mark.end) for mark in marks)) for edge in (start, end)
-    )
+    edges = (edge for start, end, _ in (*coloured, *marks) for edge in (start, end))
     cuts = sorted({0, len(text), *(edge for edge in edges if edge < len(text))})
     opened: list[Mark] = []
     waiting = sorted(marks, key=lambda mark: (mark.start, -mark.end))  # stable: the outer of equal ones comes first
@@ -313,20 +304,14 @@ class _Scale:
 def listing_html(report: Report, live: bool = False, most: int | None = None) -> str:
     """The source that a function was traced from, with the costs of each line and marks on the expressions.
 
-    Args:
-        report: of which policy.
-        live: whether a script is at hand, for which the numbers of lines become buttons.
-        most: so many of the user's lines alone are shown, those that save and recompute most. Default: all of it.
+    If ``live``, the numbers of lines are buttons for the script. With ``most`` only so many lines are shown, those that
+    save and recompute most.
     """
     rows = line_rows(report)
     if not rows and not report.sources:
         return '<p class="remat-empty">No line saves or recomputes anything.</p>'
-    scale = _Scale(
-        max((row.saved for row in rows), default=0),
-        max((row.flops or 0 for row in rows), default=0),
-        report.complete,
-        live,
-    )
+    saved, flops = [row.saved for row in rows], [row.flops or 0 for row in rows]
+    scale = _Scale(max(saved, default=0), max(flops, default=0), report.complete, live)
     rows_by_line = {_line_of(row.source): row for row in rows if row.source is not None}
     by_cost = sorted(rows_by_line.items(), key=lambda item: (item[1].saved, item[1].flops or 0), reverse=True)
     dearest = {line for line, _ in by_cost[:most]}
@@ -347,7 +332,10 @@ def listing_html(report: Report, live: bool = False, most: int | None = None) ->
         if section.lines or most is None:
             folds.append(_fold(section, own, attributions, scale))
     nowhere = next((row for row in rows if row.source is None), None)
-    rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
+    rest = ""
+    if nowhere is not None:
+        cells = f'<td class="remat-no"></td><td class="remat-ln"{_left(scale)}><i>no line of yours</i></td>'
+        rest = _table("What no line of yours makes", [f"<tr>{cells}{_costs(nowhere, scale)}</tr>"], head=False)
     return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
 
 
@@ -426,7 +414,8 @@ def _summary(section: _Section, rows: dict[int, Attribution | None], scale: _Sca
         title.append(f'<span class="remat-place"{hover}>{escape(section.text.place)}</span>')
     if section.text.function:
         title.append(f"<code>{escape(section.text.function)}</code>")
-    parts = [_range(section)]
+    first, last = section.lines[0][0], section.lines[-1][0]
+    parts = [f"line {first}" if first == last else f"lines {first} to {last}"]
     if saved:
         parts.append(f"saved {fmt.nbytes(saved)}")
     if again.equations:
@@ -434,13 +423,6 @@ def _summary(section: _Section, rows: dict[int, Attribution | None], scale: _Sca
     if not saved and not again.equations and scale.complete:
         parts.append("nothing saved or recomputed")
     return " ".join([*title, f"<small>{', '.join(parts)}</small>"])
-
-
-def _range(section: _Section) -> str:
-    numbers = [number for number, _, _ in section.lines]
-    if len(numbers) == 1:
-        return f"line {numbers[0]}"
-    return f"lines {numbers[0]} to {numbers[-1]}"
 
 
 def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
@@ -452,13 +434,6 @@ def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
         f'<table class="remat-table remat-listing"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"{f'<thead><tr>{heads}</tr></thead>' if head else ''}<tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def _nowhere(row: Attribution, scale: _Scale) -> list[str]:
-    return [
-        f'<tr><td class="remat-no"></td><td class="remat-ln"{_left(scale)}><i>no line of yours</i></td>'
-        f"{_costs(row, scale)}</tr>"
-    ]
 
 
 def _left(scale: _Scale) -> str:
@@ -478,9 +453,8 @@ def _costs(row: Attribution | None, scale: _Scale) -> str:
         return '<td class="remat-cost"></td><td class="remat-cost"></td>' if scale.live else ""
     saved = fmt.nbytes(row.saved) if row.residuals else ""
     flops = fmt.flops(row.flops) if row.equations else ""
-    return _cost(saved, row.saves, row.saved, scale.saved, "saved") + _cost(
-        flops, row.repeats, row.flops or 0, scale.flops, "again"
-    )
+    again = _cost(flops, row.repeats, row.flops or 0, scale.flops, "again")
+    return _cost(saved, row.saves, row.saved, scale.saved, "saved") + again
 
 
 def _cost(text: str, title: str, number: int, most: int, kind: str) -> str:

@@ -124,14 +124,9 @@ def made(
     also: Iterable[str] = (),
     home: Home | None = None,
 ) -> Cell:
-    """What made a value and where: the operation, its checkpoint name, the user's expression, and the loops around.
+    """What made a value and where: the operation or argument, its checkpoint name, the user's line, the loops around.
 
-    Args:
-        what: the operation, or the name of an argument.
-        of: what is made.
-        name: a checkpoint name.
-        also: what else can have made it.
-        home: the file or cell whose lines are told by their numbers alone.
+    ``also`` is what else can have made it; lines of ``home`` are shown by their numbers alone.
     """
     parts: list[Part | str] = [Part(what, "what")]
     if name:
@@ -157,13 +152,7 @@ def at_source(source: SourceSpan | None, home: Home | None = None) -> list[Part 
 
 
 def planned(value: PlannedValue, times: str, numbers: str) -> tuple[Cell, Cell]:
-    """The type of a value, and what makes it: two cells.
-
-    Args:
-        value: one value, or the first of several.
-        times: how many of them there are.
-        numbers: which of them, for the hover.
-    """
+    """The type of a value, or the first of so many ``times``, and what makes it: two cells; ``numbers`` is a hover."""
     return typed(value.type, times, numbers), made(value.primitive, value, value.name or "")
 
 
@@ -181,14 +170,11 @@ class HeldRow:
 
 
 def held_table(caption: str, kind: str, rows: Sequence[HeldRow], noun: str) -> Table:
-    """What is held at a peak, the biggest first, of which the last row has the rest.
+    """What is live at a peak, the biggest first, of which the last row has the rest.
 
-    Args:
-        caption: stands above.
-        kind: the head of the column of kinds.
-        rows: all of it.
-        noun: what it is.
+    The ``caption`` stands above, ``kind`` is the head of the column of kinds, and ``noun`` what each row is.
     """
+    rows = sorted(rows, key=lambda row: -row.nbytes)
     shown, rest = rows[:TOP_ROWS], rows[TOP_ROWS:]
     body = list[Row]()
     for row in shown:
@@ -203,11 +189,6 @@ def held_table(caption: str, kind: str, rows: Sequence[HeldRow], noun: str) -> T
 
 
 # ------------------------------------------------------------------------------------------------------------- as HTML
-
-
-def code_html(text: str) -> str:
-    """Text as code; nothing for nothing."""
-    return f"<code>{escape(text)}</code>" if text else ""
 
 
 def with_code(sentence: str) -> str:
@@ -241,8 +222,6 @@ def table_html(table: Table, heads: bool = True) -> str:
 
 
 _HOVERS = {"share": ' title="of all that is of its kind"'}
-
-
 _SMALL = ("also", "kind", "library", "path", "whole")
 
 
@@ -274,7 +253,7 @@ def _part_html(part: Part | str) -> str:
         case "":
             return text
         case "code":
-            return code_html(part.text)
+            return f"<code>{text}</code>" if text else ""
         case "expression":
             return expression_html(part.text)
         case "what":
@@ -304,12 +283,7 @@ class Text(rich.text.Text):
 
 
 def line(*parts: str | tuple[str, str], wrap: bool = False) -> Text:
-    """Text of parts, each with its style or without.
-
-    Args:
-        *parts: the parts.
-        wrap: whether it goes on in the next line where one is too short; else it is cut off there.
-    """
+    """Text of parts, each with its style or without; what is too long for a line is cut off there unless ``wrap``."""
     text = Text() if wrap else Text(no_wrap=True, overflow="ellipsis")
     for part in parts:
         text.append(*((part,) if isinstance(part, str) else part))
@@ -336,13 +310,7 @@ def grid(*columns: str) -> rich.table.Table:
 
 
 def table_text(table: Table, *, brief: bool = False, heads: bool = True) -> rich.table.Table:
-    """A table as text. What only a page can draw is left out.
-
-    Args:
-        table: what is shown.
-        brief: whether each row has one line, which is cut off.
-        heads: whether the columns have heads.
-    """
+    """A table as text, without what only a page can draw; if ``brief``, each row is one line, which is cut off."""
     kinds = [kind for _, kind in table.columns]
     below = kinds.index("made") + 1 if "made" in kinds else len(kinds)
     shown = [number for number, kind in enumerate(kinds[:below]) if kind not in _DRAWN]

@@ -30,12 +30,9 @@ _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
 
 
 def render(report: Report, title: str = "", folded: bool = False) -> Group:
-    """The whole report as a rich renderable.
+    """The whole report as a rich renderable, under a title of how it came about.
 
-    Args:
-        report: what to show.
-        title: a line to put before everything, of how the report came about.
-        folded: whether the parameters of operations are left out of the jaxprs where they take lines of their own.
+    If ``folded``, jaxprs are without the parameters of operations where these take lines of their own.
     """
     return Group(*map(Text, filter(None, [title])), *_parts(report, folded))
 
@@ -83,10 +80,8 @@ def _section(heading: str, *below: RenderableType) -> list[RenderableType]:
 
 def totals_table(report: Report) -> rich.table.Table:
     """The headline's numbers, and whose they are."""
-    table = rich.table.Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = grid("", "", "")
+    table.columns[1].justify, table.columns[1].no_wrap = "right", True
     if report.of_devices:
         table.add_row(Text("figures"), Text(), Text(report.of_devices))
     for total in totals(report):
@@ -160,16 +155,10 @@ IN_PYTHON = Asking(
 
 @dataclass(frozen=True)
 class Answer:
-    """What rich prints of whether a step fits, or of a report where no device was named.
+    """What rich prints of whether a step fits, or of a report where no device was named; whole if that is short.
 
-    A report is shown whole where that takes few lines.
-
-    Args:
-        record: what is shown.
-        title: a sentence to put before everything.
-        asking: how to ask for more.
-        remarks: sentences on where the verdict of a fit is from.
-        diff: what the plan that a fit offers first does to the user's source.
+    ``remarks`` are sentences on where the verdict of a fit is from, ``diff`` is what the plan that a fit offers first
+    does to the user's source.
     """
 
     record: Fit | Report
@@ -211,11 +200,9 @@ def is_large(report: Report) -> bool:
     return report.forward.equations + report.backward.equations > _WHOLE_LINES
 
 
-_Code = Callable[[str, int], list[RenderableType]]
-"""Code, and so many lines of it at most."""
-
+_Code = Callable[[str, int], list[RenderableType]]  # so many lines of a text at most
+# What stands above, what takes the lines that are left, and what stands below.
 _Parts = tuple[list[RenderableType], Callable[[int, _Code], list[RenderableType]], list[RenderableType]]
-"""What stands above, what takes the lines that are left, and what stands below."""
 
 
 def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:

@@ -185,12 +185,8 @@ def residual_rows(report: Report) -> list[ResidualRow]:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    total = 0
-    for number in numbers:
-        if number is None:
-            return None
-        total += number
-    return total
+    known = list(numbers)
+    return None if None in known else sum(filter(None, known))
 
 
 def recomputed_rows(report: Report) -> list[RecomputedRow]:
@@ -250,17 +246,13 @@ def name_states(report: Report) -> dict[str, str]:
 def residuals_html(report: Report, folded: bool = False, most: int | None = None) -> str:
     """The residual table.
 
-    Args:
-        report: of which policy.
-        folded: for where no script is: but for the biggest rows all are folded, in tables of their own. Else all are
-            in one, and the script folds them.
-        most: how many rows are shown at most under each fold, the biggest; the others are counted. Default: all.
+    If ``folded``, for where no script is, all but the biggest rows are folded, in tables of their own, with ``most``
+    rows in each; else all are in one, and the script folds them.
     """
     if not report.residuals:
         return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
-    home, kept, alive = home_of_report(report), list[ResidualRow](), list[ResidualRow]()
-    for row in residual_rows(report):
-        (kept if row.kept else alive).append(row)
+    home, rows = home_of_report(report), residual_rows(report)
+    kept, alive = [row for row in rows if row.kept], [row for row in rows if not row.kept]
     nothing_saved = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
 
     def shown(rows: Sequence[ResidualRow]) -> str:
@@ -298,11 +290,8 @@ def residual_table(
 ) -> Table:
     """Values that are saved, of which each bar is a share of all that is of its kind.
 
-    Args:
-        report: of which policy.
-        rows: those to show.
-        longest: those of what is kept that have a bar of full length among them. Default: the ``rows``.
-        home: the file or cell whose lines are told by their numbers alone.
+    A bar of full length is that of the largest among the ``rows`` and the ``longest``; lines of ``home`` are shown by
+    their numbers alone.
     """
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
     most = {
@@ -362,15 +351,13 @@ def recomputed_table(rows: Sequence[RecomputedRow], home: Home | None = None) ->
     for row in rows:
         runs = "an unknown number of runs" if row.runs is None else fmt.count(row.runs, "run")
         letter = row.kind[0].upper()
+        kind = f" {row.kind}, {runs}" if row.runs != 1 else f" {row.kind}"
         cells = (
             cell(row.cost, hover="" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
             share_bar(row.flops or 0, sum(costs), max(costs)),
             typed(", ".join(row.outputs)),
             made(row.primitive, row.first, row.name, home=home),
-            cell(
-                Part(letter, html=f'<i class="remat-letter">{letter}</i>'),
-                f" {row.kind}, {runs}" if row.runs != 1 else f" {row.kind}",
-            ),
+            cell(Part(letter, html=f'<i class="remat-letter">{letter}</i>'), kind),
         )
         body.append(Row(cells, _identity(row, row.flops), f"remat-{row.kind}-row"))
     heads = (("Cost", "num"), *_HEADS[1:], ("Kind", "needed"))
@@ -384,11 +371,8 @@ def _identity(row: ResidualRow | RecomputedRow, number: int | None) -> str:
     the bytes or FLOPs of all together, left out where unknown.
     """
     first = row.first
-    what = (
-        (row.type, row.kind, row.label, row.also)
-        if isinstance(row, ResidualRow)
-        else (row.kind, row.primitive, row.outputs)
-    )
+    residual = isinstance(row, ResidualRow)
+    what = (row.type, row.kind, row.label, row.also) if residual else (row.kind, row.primitive, row.outputs)
     expression = first.source.expression if first.source else ""
     where = (fmt.location(first.source), expression, made_by(first.library), path_words(first.path))
     key = zlib.crc32(repr((what, row.name, where)).encode("utf-8", "replace"))
