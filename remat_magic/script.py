@@ -12,7 +12,7 @@ from remat_magic import api, devices
 from remat_magic.errors import RematError
 from remat_magic.views.tables import printed
 from remat_magic.views.text import IN_SCRIPT, Answer
-from remat_magic.widget.live_text import change
+from remat_magic.widget.live_trace import change
 from remat_magic.wording import printable
 
 FITS, TOO_BIG, NO_STEP, FAILED = range(4)

@@ -1,4 +1,4 @@
-"""What a function is for: which calls are gradients, which prepare something, which only use a result.
+"""What a function is for: which calls are gradients, which train, which prepare something, which only use a result.
 
 Objects are recognised, not their spelling: a gradient may be stored, jitted or made elsewhere.
 """
@@ -6,15 +6,19 @@ Objects are recognised, not their spelling: a gradient may be stored, jitted or 
 from __future__ import annotations
 
 import builtins
+import contextlib
+import dis
 import functools
+import itertools
 import sys
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import print_saved_residuals
 
-from remat_magic import libraries
+from remat_magic import _jax, libraries
 from remat_magic._jax.wrappers import is_backward_pass, is_jitted
 from remat_magic.libraries import layers
 from remat_magic.user_files import is_user_file
@@ -99,3 +103,42 @@ def _is_users(fun: Any) -> bool:
 def name_of(fun: Any) -> str:
     """The function's own name, or its type's."""
     return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+# ------------------------------------------------------------------------------------- what trains, while it is traced
+
+
+class Trains(BaseException):
+    """Breaks off the trace of a function that trains; the code that is traced does not see it as an error."""
+
+
+@contextlib.contextmanager
+def unless_it_trains(fun: Any) -> Iterator[None]:
+    """Trace a function until it shows that it trains: where a loop of its own, or of what it calls, takes a gradient.
+
+    Then ``Trains`` is raised. Nothing is done for None, and for what is no function or method written in Python.
+    """
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if not isinstance(code, types.CodeType) or not is_user_file(code.co_filename):
+        yield
+        return
+
+    def hold(traceable: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+        frames, frame = list[types.FrameType](), sys._getframe(1)  # noqa: SLF001
+        while frame is not None and (not frames or frames[-1].f_code is not code):
+            frames.append(frame)
+            frame = frame.f_back
+        own = itertools.takewhile(lambda one: not str(one.f_globals.get("__name__")).startswith("jax."), frames[::-1])
+        if frames[-1].f_code is code and any(_in_loop(one) for one in own if is_user_file(one.f_code.co_filename)):
+            raise Trains
+        return traceable
+
+    with _jax.holding(hold):
+        yield
+
+
+def _in_loop(frame: types.FrameType) -> bool:
+    """Whether the call that a frame is making stands in a ``for`` or ``while`` of its code."""
+    at = frame.f_lasti
+    jumps = (one for one in dis.get_instructions(frame.f_code) if "JUMP_BACKWARD" in one.opname)
+    return any(one.argval <= at <= one.offset for one in jumps if "NO_INTERRUPT" not in one.opname)

@@ -143,7 +143,7 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         """Inspect a call. What cannot be differentiated, or trains, runs until its step."""
         __tracebackhide__ = True
         from remat_magic.notebook.callee import called, cannot_be_traced, has_shapes, may_be_inspected
-        from remat_magic.notebook.training import Trains, unless_it_trains
+        from remat_magic.notebook.functions import Trains, unless_it_trains
 
         options = self._options
         try:

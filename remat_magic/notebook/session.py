@@ -177,12 +177,11 @@ class Session:
     def _print(self, inspection: Inspection, whole: bool) -> None:
         """Print the answer, and all of the report too if ``whole``."""
         from remat_magic.views.text import render
-        from remat_magic.widget.live_text import answer, shown
-        from remat_magic.widget.live_trace import LiveTrace
+        from remat_magic.widget.live_trace import LiveTrace, shown, text_answer
 
         live = LiveTrace(inspection.trace, self.namespace, device=inspection.device)
         report = live.trace.report(inspection.policy, inspection.at, self.namespace, device=live.like)
-        short = answer(live, report, inspection.title)
+        short = text_answer(live, report, inspection.title)
         if live.device or not whole:
             shown(short)
         if whole:

@@ -24,18 +24,16 @@ _OTHER = "?"  # what the list of devices has for so many bytes
 
 
 def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bool) -> str:
-    """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill.
-
-    Args:
-        live: the inspected function.
-        panels: the tabs.
-        title: how the inspection came about.
-        can_apply: whether the choice can be bound to the function's name.
-    """
+    """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill."""
     trace = live.trace
+    head = head_html(trace.signature, trace.function_name, trace.step_name, trace.wrt, title)
+    # Has XLA asked how values are spread, where that takes long and was not done.
+    spread = button("one-device", "Ask XLA", title=_ASK) if trace.postponed else ""
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
     meanings = {choice.key: choice.meaning for choice in trace.choices()}
-    places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
+    places = _places(trace.sites, trace.function_name)
+    for site in trace.groups:
+        places.append((site.key, f"{_site(site)}, {site.key.rpartition('/')[2]} steps under one checkpoint"))
     places += [(site.key, f"{site.key} parts") for site in trace.vmaps]  # of the batch the choices tell
     at = select("at", "Place", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
@@ -43,7 +41,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     # Of one gradient there is little to choose.
     several, itself = (_gradients(trace), "") if len(trace.gradients) > 1 else ("", _gradients(trace))
     return (
-        f"{_head(trace, title, _devices(live))}"
+        f'<div class="remat-head">{head}{_devices(live)}</div>'
         '<div class="remat-verdict" data-part="verdict" role="status" aria-live="polite"></div>'
         f'<div class="remat-fitting"{" data-can-apply" * can_apply}><div data-part="bar"></div><div class="remat-two">'
         '<section data-part="takes"></section><section data-part="changes"></section></div>'
@@ -57,7 +55,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div class="remat-code"><code data-part="code"></code>'
         f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div></div>"
         '<div class="remat-against" data-part="against" role="status" aria-live="polite"></div>'
-        f'<div data-part="wrong"></div>{_asking(trace)}'
+        f'<div data-part="wrong"></div>{spread and f"""<div class="remat-controls">{spread}</div>"""}'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
         f'<button type="button" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'
@@ -66,12 +64,6 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         "Source beside</label></div>"
         f'<div class="remat-body">{"".join(map(_panel, panels))}</div>'
     )
-
-
-def _head(trace: Trace, title: str, device: str) -> str:
-    """What is inspected, and the device."""
-    head = head_html(trace.signature, trace.function_name, trace.step_name, trace.wrt, title)
-    return f'<div class="remat-head">{head}{device}</div>'
 
 
 def _devices(live: LiveTrace) -> str:
@@ -84,11 +76,6 @@ def _devices(live: LiveTrace) -> str:
         f'<input type="search" data-control="size" aria-label="Bytes to fit" placeholder="24 GiB" hidden '
         f'autocomplete="off" {KEYS}></span>'
     )
-
-
-def _asking(trace: Trace) -> str:
-    """The button that has XLA asked how values are spread, where that takes long and was not done."""
-    return f'<div class="remat-controls">{button("one-device", "Ask XLA", title=_ASK)}</div>' if trace.postponed else ""
 
 
 def _gradients(trace: Trace) -> str:
@@ -107,22 +94,18 @@ def _gradients(trace: Trace) -> str:
 def _places(sites: Sequence[Site], function: str) -> list[tuple[str, str]]:
     whole = ("function", f"the whole of {function}" if function else "the whole function")
     possible = [(site.key, f"{_site(site)}, no checkpoint yet") for site in sites if site.possible]
-    sites = [site for site in sites if not site.possible]
-    if not sites:
-        return [whole, *possible]
-    if len(sites) == 1:
-        return [whole, ("sites", _site(sites[0])), *possible]
-    return [whole, ("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites), *possible]
+    written = [(site.key, _site(site)) for site in sites if not site.possible]
+    if len(written) > 1:
+        written.insert(0, ("sites", f"all {len(written)} sites"))
+    elif written:
+        written = [("sites", written[0][1])]
+    return [whole, *written, *possible]
 
 
 def _site(site: Site) -> str:
     times = f" x{site.times}" if site.times > 1 else ""
     where = f" ({site.source.place})" if site.source else ""
     return f"{site.function}{times}{where}"
-
-
-def _group(site: Site) -> str:
-    return f"{_site(site)}, {site.key.rpartition('/')[2]} steps under one checkpoint"
 
 
 def _tab(panel: Panel) -> str:

@@ -33,11 +33,8 @@ class _Widget(Protocol):
 class IdleTime:
     """One shell's idle time.
 
-    What is worked out ahead is worked out on a thread of its own, for one widget after another, so that the next cell
-    begins at once: nothing new is begun while it runs.
-
-    Args:
-        shell: an IPython ``InteractiveShell``; it is held weakly.
+    What is prefetched is worked out on a thread of its own, for one widget after another, so that the next cell begins
+    at once: nothing new is begun while it runs. The IPython shell is referenced weakly.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -97,27 +94,19 @@ class IdleTime:
             self._loop.call_soon_threadsafe(self._schedule, _DELAY)
 
     def soon(self, action: Callable[[], None]) -> bool:
-        """Run ``action`` on the main thread while no cell runs; from any thread.
+        """Run ``action`` on the main thread while no cell runs, from any thread; whether it has to wait for that."""
+        if not self._busy and self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._unless_busy, action)
+            return False
+        return self._unless_busy(action)
 
-        Returns:
-            Whether it has to wait for a running cell.
-        """
+    def _unless_busy(self, action: Callable[[], None]) -> bool:
         with self._lock:
             if self._busy:
                 self._queue.append(action)
                 return True
-        if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._unless_busy, action)
-        else:
-            action()
-        return False
-
-    def _unless_busy(self, action: Callable[[], None]) -> None:
-        with self._lock:
-            if self._busy:
-                self._queue.append(action)
-                return
         action()
+        return False
 
     def _before(self, info: Any = None) -> None:
         with self._lock:
@@ -161,11 +150,7 @@ class IdleTime:
     def _schedule(self, delay: float) -> None:
         self._cancel()
         if self._prefetching and self._loop is not None and self._loop.is_running():
-            self._timer = self._loop.call_later(delay, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._worker.post(self)
+            self._timer = self._loop.call_later(delay, self._worker.post, self)
 
     def _work_ahead(self) -> None:
         """One retrace after another, with room for whatever else Python has to do, until a cell begins."""
@@ -226,15 +211,9 @@ class Prefetch:
         self._slow = False
 
     def step(self, live: LiveTrace, at: str, cached: Container[tuple[str, str]]) -> tuple[Report | None, bool]:
-        """One retrace at most.
+        """The report of a policy at a place that is not cached, one retrace at most; and whether to go on.
 
-        Args:
-            live: the inspected function.
-            at: the place whose policies are computed.
-            cached: policies and places that are rendered already.
-
-        Returns:
-            The report, if one was made, and whether to go on: not when all are cached or one took longer than is felt.
+        Not when all are ``cached``, by policy and place, or one took longer than is felt.
         """
         if self._slow:
             return None, False

@@ -1,17 +1,25 @@
-"""The inspected function, as the widget and its panels share it."""
+"""The inspected function, as the widget and its panels share it, and what a terminal prints of it."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console, RenderableType
+
 from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, RematError, Report, Timeline
+from remat_magic.views.answer import offered
 from remat_magic.views.fit import compilers_remarks
 from remat_magic.views.memory import held_by_xla
+from remat_magic.views.tables import printed
+from remat_magic.views.text import IN_CELL, Answer, is_large
+from remat_magic.wording import printable
 
 LIKE = "H100 SXM"
 """As on which peaks are where only bytes are given."""
@@ -37,10 +45,7 @@ class LiveTrace:
     """
 
     def __init__(
-        self,
-        trace: Trace | None,
-        namespace: Mapping[str, Any] | None = None,
-        device: str | None = None,
+        self, trace: Trace | None, namespace: Mapping[str, Any] | None = None, device: str | None = None
     ) -> None:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
@@ -62,17 +67,13 @@ class LiveTrace:
         return {name: _bytes_of(name) for name in offered if name}
 
     def choose_device(self, device: str) -> bool:
-        """Take another device, or so many bytes, for what is to be fitted; whether it is another one.
-
-        Raises:
-            RematError: no such device is offered, and it is no number of bytes.
-        """
+        """Fit another device, or so many bytes, from here on; whether it is another one."""
         if device not in ("", *self.devices):
             units.parse_bytes(device, "size")
-        changed = device != self.device
-        if changed:
-            self.device, self.fit, self.added, self.was_chosen = device, None, [], True
-        return changed
+        if device == self.device:
+            return False
+        self.device, self.fit, self.added, self.was_chosen = device, None, [], True
+        return True
 
     @property
     def is_device(self) -> bool:
@@ -96,12 +97,12 @@ class LiveTrace:
 
     def show_fit(self, fit: Fit) -> None:
         """Keep what was found out of the chosen device."""
-        as_written, *tried = map(self.told, (fit.as_written, *fit.tried))
+        as_written, *tried = map(self.as_compiled, (fit.as_written, *fit.tried))
         self.fit = fit = replace(fit, as_written=as_written, tried=tuple(tried))
         self.offer(fit.tried)
 
-    def told(self, choice: FitChoice) -> FitChoice:
-        """A choice with what the compiler for the chosen device said of it, if it was asked."""
+    def as_compiled(self, choice: FitChoice) -> FitChoice:
+        """A choice with what the compiler for the chosen device said of it, if it was compiled."""
         measured = self.measured(choice.key, choice.at)
         if measured is None or measured.needed_bytes is None or measured.effort != "full":
             return choice
@@ -115,7 +116,7 @@ class LiveTrace:
         if not self.device:
             return FitChoice(report.label, report.policy, report.at, None, None, None, None)
         policy, at, namespace = self.arguments(report.policy, report.at)
-        return self.told(self.trace.fit_choice(policy, at, self.device, namespace))
+        return self.as_compiled(self.trace.fit_choice(policy, at, self.device, namespace))
 
     def answer(self, report: Report) -> Fit | None:
         """Whether the choice of a report fits, and what to change, as known by now; None where nothing is chosen."""
@@ -140,14 +141,10 @@ class LiveTrace:
         return held_by_xla(measured.timeline, timeline) if measured.timeline else []
 
     def find_out(self, report: Report, tell: Callable[[str], None]) -> list[str]:
-        """Look for what fits now, and ask the compiler about the choice that a report is of.
-
-        Args:
-            report: of which choice.
-            tell: told what is being done.
+        """Search for what fits now, and compile the choice that a report is of; ``tell`` is called with what is done.
 
         Returns:
-            Sentences on what the compiler says besides, or why it was not asked.
+            Sentences on what the compiler says besides, or why it was not called.
         """
         try:
             for fit in self.trace.fitting(self.device):
@@ -175,11 +172,7 @@ class LiveTrace:
 
     @property
     def trace(self) -> Trace:
-        """The trace.
-
-        Raises:
-            RematError: it is closed.
-        """
+        """The trace; RematError where it is closed."""
         if self._trace is None:
             raise RematError(_CLOSED)
         return self._trace
@@ -191,11 +184,7 @@ class LiveTrace:
         self.added, self.fit = [], None
 
     def preview(self, policy: Policy, at: str | None) -> Report:
-        """The report of the forward half; its key stands for the policy from here on.
-
-        Raises:
-            RematError: the policy or the place is of no use for this function; or it is closed.
-        """
+        """The report of the forward half; its key stands for the policy from here on."""
         if isinstance(policy, FitChoice):
             self.offer([policy])
         policy = self.policy(policy, at or "") if isinstance(policy, str) else policy
@@ -248,3 +237,40 @@ class LiveTrace:
 def _bytes_of(name: str) -> int | None:
     """The bytes that a program can have of a device, of several those of one; or those that are named."""
     return units.parse_bytes(name) if units.is_bytes(name) else devices.usable_bytes(devices.get(name))
+
+
+# ---------------------------------------------------------------------------- the answer where no browser is: as text
+
+
+def text_answer(live: LiveTrace, report: Report, title: str) -> Answer:
+    """Whether a choice fits and what to change, looked for now; or what it saves.
+
+    That is so where no device is chosen, and of a small function where nothing was said of one.
+    """
+    if not live.capacity or not (live.is_asked_for or is_large(report)):
+        return Answer(report, title, IN_CELL)
+    console = Console(force_jupyter=False)
+    with console.status("…") if sys.stdout.isatty() else contextlib.nullcontext() as status:
+        remarks = live.find_out(report, lambda what: status.update(printable(what)) if status and what else None)
+    fit = live.answer(report)
+    return Answer(fit or report, title, IN_CELL, remarks, change(live.trace, fit) if fit else "")
+
+
+def change(trace: Trace, fit: Fit) -> str:
+    """What the plan that is offered first does to the user's source; empty where it is no plan."""
+    best = next((row.choice for row in offered(fit)), None)
+    if best is None or best.plan is None:
+        return ""
+    try:
+        edit = trace.edit(best.plan).best
+    except RematError:
+        return ""
+    return edit.diff() if edit.verified else ""
+
+
+def shown(part: RenderableType) -> None:
+    """Print something as wide as the terminal is, without colours where none is."""
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, force_jupyter=False).print(part)
+    else:  # a notebook or a pipe, which tells no width
+        sys.stdout.write(printed(part, 100))

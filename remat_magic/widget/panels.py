@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -96,14 +97,9 @@ class Panel:
     asks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def __init__(
-        self,
-        live: LiveTrace,
-        send: Callable[[dict[str, Any]], None],
-        choose: Callable[[Plan, int], None],
+        self, live: LiveTrace, send: Callable[[dict[str, Any]], None], choose: Callable[[Plan, int], None]
     ) -> None:
-        self._live = live
-        self._send = send
-        self._choose = choose
+        self._live, self._send, self._choose = live, send, choose
         self._workers: dict[str, Worker[Request]] = {}
         for group in self.asks:
             self._workers |= dict.fromkeys(group, Worker[Request](self._work))
@@ -243,15 +239,11 @@ class Values(Panel):
 
     def add(self, view: dict[str, Any], report: Report) -> None:
         """Both tables, and the length of the first."""
-        view["parts"]["residuals"] = f"{_head('Saved for the backward pass')}{residuals_html(report)}"
-        again = recomputed_html(report)
-        view["parts"]["recomputed"] = f"{_head('Computed again in the backward pass')}{again}"
+        # Each under a heading, in which the script says what the rows below, or those that are shown, add up to.
+        head = "<h4>{} <small data-summary></small></h4>{}".format
+        view["parts"]["residuals"] = head("Saved for the backward pass", residuals_html(report))
+        view["parts"]["recomputed"] = head("Computed again in the backward pass", recomputed_html(report))
         view["counts"][self.key] = len(report.residuals)
-
-
-def _head(text: str) -> str:
-    """A heading; the script tells what the rows below, or those of them that are shown, add up to."""
-    return f"<h4>{text} <small data-summary></small></h4>"
 
 
 class Listing(Panel):
@@ -333,11 +325,9 @@ class Choices(Panel):
             case "plan":
                 return self._plan(request)
             case "flip":
-                row = self._flips.get(request.text("flip"))
-                if row is None:
+                if (row := self._flips.get(request.text("flip"))) is None:
                     raise RematError(_GONE)
-                self._choose(row.plan, request.serial)
-                return None
+                return self._choose(row.plan, request.serial)
             case "edit":
                 return {"html": self._diff(request, closes=False)}
             case _:
@@ -356,7 +346,7 @@ class Choices(Panel):
         if fit is None:
             return {"html": '<p class="remat-empty">Looking for what fits…</p>', "count": None}
         known = {(choice.key, choice.at) for choice in fit.tried}
-        plans = map(live.told, live.added)
+        plans = map(live.as_compiled, live.added)
         choices = [*fit.tried, *(plan for plan in plans if (plan.key, plan.at) not in known)]
         return {"html": tried_html(choices, fit), "count": len(choices)}
 
@@ -381,11 +371,9 @@ class Notes(Panel):
         """What is known of every choice, and what is found out of it without a retrace."""
         findings: list[Advice] = []
         if report.complete and not report.backward_error:
-            policy, at, namespace = self._live.arguments(report.policy, report.at)
-            try:
-                findings = cards(self._live.trace.advice(policy, at, namespace, quick=True))
-            except RematError:  # what cannot be advised on says so itself
-                findings = []
+            with contextlib.suppress(RematError):  # what cannot be advised on says so itself
+                arguments = self._live.arguments(report.policy, report.at)
+                findings = cards(self._live.trace.advice(*arguments, quick=True))
         told = {finding.kind for finding in findings}  # with its mend
         notes = [note for note in notes_of(report) if getattr(note, "kind", "") not in told]
         noted = f"{notes_html(notes)}{advice_html(findings)}"

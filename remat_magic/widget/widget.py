@@ -23,8 +23,7 @@ from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.first_screen import FirstScreen
 from remat_magic.widget.frame import frame
 from remat_magic.widget.idle import IdleTime, Prefetch, idle_time
-from remat_magic.widget.live_text import answer, shown
-from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.live_trace import LiveTrace, shown, text_answer
 from remat_magic.widget.panels import PANELS, Panel, Request
 from remat_magic.widget.rendered import Kept, Rendered
 from remat_magic.widget.worker import Wish, Wishes, Worker, sentence_of
@@ -140,11 +139,7 @@ class RematWidget(Channel):
             self._idle.keep(self, cell_id)
 
     def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
-        """Make ready to show a function; what is shown first of it.
-
-        Raises:
-            RematError: the policy or the place is of no use for it; nothing has changed then.
-        """
+        """Make ready to show a function; what is shown first of it. Where that fails, nothing has changed."""
         try:
             first = live.preview(policy, live.trace.default_at if at is None else at)
         except RematError as error:
@@ -188,11 +183,7 @@ class RematWidget(Channel):
 
     @property
     def report(self) -> Report:
-        """The report of the current choice.
-
-        Raises:
-            RematError: the widget is closed.
-        """
+        """The report of the current choice; RematError where the widget is closed."""
         return self._report(self.policy, self.at)
 
     @property
@@ -202,19 +193,11 @@ class RematWidget(Channel):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The inspected function with the current choice applied.
+        """The inspected function with the current choice applied; RematError where the widget is closed."""
+        return self.function_of(None)
 
-        Raises:
-            RematError: the widget is closed.
-        """
-        return self._live.trace.function(*self._live.arguments(self.policy, self.at))
-
-    def function_of(self, other: Callable[..., Any]) -> Callable[..., Any]:
-        """Another function, such as the loss of an inspected gradient, with the current choice applied.
-
-        Raises:
-            RematError: the widget is closed.
-        """
+    def function_of(self, other: Callable[..., Any] | None) -> Callable[..., Any]:
+        """Another function, such as the loss of an inspected gradient, with the current choice applied."""
         return self._live.trace.function(*self._live.arguments(self.policy, self.at), of=other)
 
     def close(self) -> None:
@@ -263,11 +246,9 @@ class RematWidget(Channel):
 
     def _settle(self, report: Report, wish: Wish) -> None:
         """Make the traits say what is shown, unless something newer is wished for."""
-
-        def assign() -> None:
-            self.policy, self.at = report.policy, report.at
-
-        self._wishes.settle(wish, report.policy, report.at, assign)
+        with self._wishes.settle(wish, report.policy, report.at) as newest:
+            if newest:
+                self.policy, self.at = report.policy, report.at
 
     def _choose(self, policy: str, at: str, serial: int = 0) -> None:
         self._wishes.wish(policy, at, serial, self._worker.post if self._is_seen else lambda _: None)
@@ -430,12 +411,9 @@ class RematWidget(Channel):
             self._idle.resume(self)
 
     def prefetch(self) -> bool:
-        """Compute one more policy, and bring what the notebook keeps in step once that is done for all.
+        """Compute one more policy, and update the notebook's copy once that is done for all; whether to go on.
 
         Between cells, on any thread but the main one.
-
-        Returns:
-            Whether to go on: not when all are cached and kept, or when one took longer than is felt.
         """
         if self._live.closed:
             return False
@@ -510,7 +488,7 @@ class RematWidget(Channel):
         if _kernel() is None:
             # After "Out[3]: ", which the terminal has written already.
             sys.stdout.write("\n")
-            shown(answer(self._live, self.report, self._title))
+            shown(text_answer(self._live, self.report, self._title))
             return
         self._kept.publish(shell, self._good)
         bundle = self._repr_mimebundle_()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -104,8 +105,7 @@ class Wishes:
     def wish(self, policy: str, at: str, serial: int, post: Callable[[Wish], None]) -> None:
         """Wish for something else, by the browser's serial if it is newer than all before.
 
-        ``post`` is called with each wish in the order of the wishes: a mailbox that holds one would else be left with
-        the older of two.
+        ``post`` is called in the order of the wishes: a mailbox of one would else be left with the older of two.
         """
         with self._lock:
             self._wished = Wish(policy, at, max(serial, self.serial + 1))
@@ -115,14 +115,13 @@ class Wishes:
         """Whether nothing newer is wished for."""
         return wish.serial >= self.serial
 
-    def settle(self, wish: Wish, policy: str, at: str, assign: Callable[[], None]) -> None:
-        """Say what a wish has led to, and ``assign`` it, unless something newer is wished for."""
+    @contextlib.contextmanager
+    def settle(self, wish: Wish, policy: str, at: str) -> Iterator[bool]:
+        """Say what a wish has led to, unless something newer is wished for; whether that is so."""
         with self._lock:
-            if not self.is_newest(wish):
-                return
-            self._wished = Wish(policy, at, wish.serial)
-            self._settling = threading.get_ident()
+            if newest := self.is_newest(wish):
+                self._wished, self._settling = Wish(policy, at, wish.serial), threading.get_ident()
             try:
-                assign()
+                yield newest
             finally:
                 self._settling = None
