@@ -41,12 +41,7 @@ def magic_call(method: str, where: ast.AST, *operands: Any) -> ast.Call:
 
 
 def watched_block(statements: Sequence[ast.stmt], after: Sequence[ast.stmt] = ()) -> list[ast.stmt]:
-    """Statements with their imports and calls told to the magic.
-
-    Args:
-        statements: that run after one another, once.
-        after: those that follow them.
-    """
+    """Statements that run once, with their imports and calls told to the magic; ``after`` are those that follow."""
     block = list[ast.stmt]()
     for number, statement in enumerate(statements):
         rest = [*statements[number + 1 :], *after]
@@ -139,11 +134,8 @@ def _functions_of(statements: Sequence[ast.stmt], result: set[str]) -> list[ast.
 
 def is_command(expression: ast.AST) -> bool:
     """Whether it is one of the calls that IPython writes for ``%magic``, ``!command`` and ``f?``."""
-    match expression:
-        case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"), [], []), _)):
-            return True
-        case _:
-            return False
+    inner = expression.func if isinstance(expression, ast.Call) else None
+    return isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "get_ipython()"
 
 
 def _targets(statement: ast.stmt) -> Iterator[str]:
@@ -154,5 +146,3 @@ def _targets(statement: ast.stmt) -> Iterator[str]:
                 yield name
             case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
                 yield ast.unparse(node).partition(".")[0].partition("[")[0]
-            case _:
-                pass

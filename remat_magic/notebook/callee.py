@@ -18,13 +18,7 @@ from jax.ad_checkpoint import print_saved_residuals
 from jax.core import Tracer
 
 from remat_magic import libraries
-from remat_magic._jax.wrappers import (
-    asks_shardings,
-    gradient_in,
-    is_backward_pass,
-    is_forward_derivative,
-    is_jitted,
-)
+from remat_magic._jax.wrappers import asks_shardings, gradient_in, is_backward_pass, is_forward_derivative, is_jitted
 from remat_magic.libraries import layers
 from remat_magic.notebook.functions import consumes, lowered_by, name_of, takes_the_function
 from remat_magic.notebook.rebinding import original_of
@@ -62,12 +56,9 @@ class Callee:
 
 
 def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee:
-    """The function that the call ``fun(*args, **kwargs)`` differentiates, or that it calls.
+    """The function that the call ``fun(*args, **kwargs)`` differentiates, or that it calls: one gradient is taken off.
 
-    One gradient is taken off, no more.
-
-    Raises:
-        RematError: where the call is none that has a backward pass.
+    RematError where the call is none that has a backward pass.
     """
     if not callable(fun):
         raise RematError(
@@ -89,28 +80,23 @@ def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee
     callee = _spread(differentiated or Callee(fun, args, kwargs))
     if libraries.is_gradient(fun) and callee.loss is None:
         callee = replace(callee, gradient=Callee(fun, args, kwargs, loss=callee.fun))
-    match callee.wrt:  # which counted from the arguments of the call
-        case None:
-            return callee
-        case tuple() as positions:
-            return replace(callee, wrt=tuple(position + callee.bound for position in positions))
-        case position:
-            return replace(callee, wrt=position + callee.bound)
+    wrt = callee.wrt  # which counted from the arguments of the call
+    if isinstance(wrt, tuple):
+        wrt = tuple(position + callee.bound for position in wrt)
+    return replace(callee, wrt=wrt + callee.bound if isinstance(wrt, int) else wrt)
 
 
 def may_be_inspected(callee: Callee, last: bool) -> bool:
     """Whether a call is given something to differentiate; else it only prepares something, or trains all by itself.
 
-    Args:
-        callee: what is called.
-        last: whether the cell ends with the call alone, which arrays of integers suffice for: a model may be an object.
+    Where the cell ends with the call alone (``last``), arrays of integers suffice: a model may be an object.
     """
     leaves = _leaves(callee.args, callee.kwargs)
     if any(isinstance(leaf, Iterator) for leaf in leaves):  # of batches, which a trace would take from it
         return False
-    return any(
-        isinstance(leaf, float | complex) or _is_inexact(leaf) or (last and hasattr(leaf, "dtype")) for leaf in leaves
-    )
+    kinds = [getattr(leaf, "dtype", bool) for leaf in leaves]
+    inexact = any(jnp.issubdtype(kind, jnp.inexact) or (last and kind is not bool) for kind in kinds)
+    return inexact or any(isinstance(leaf, float | complex) for leaf in leaves)
 
 
 def with_shapes_for_donated(callee: Callee) -> Callee:
@@ -122,9 +108,10 @@ def with_shapes_for_donated(callee: Callee) -> Callee:
     def stand_in(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if is_donated(leaf) else leaf
 
-    if not any(map(is_donated, jax.tree.leaves((callee.args, dict(callee.kwargs))))):
+    given = (callee.args, dict(callee.kwargs))
+    if not any(map(is_donated, jax.tree.leaves(given))):
         return callee
-    args, kwargs = jax.tree.map(stand_in, (callee.args, dict(callee.kwargs)))
+    args, kwargs = jax.tree.map(stand_in, given)
     return replace(callee, args=args, kwargs=kwargs)
 
 
@@ -143,10 +130,6 @@ def cannot_be_traced(error: Exception) -> bool:
     errors = jax.errors
     of_jax = (errors.ConcretizationTypeError, errors.TracerArrayConversionError, errors.UnexpectedTracerError)
     return isinstance(error, (RematError, *of_jax, errors.NonConcreteBooleanIndexError))
-
-
-def _is_inexact(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact)
 
 
 def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
@@ -215,9 +198,8 @@ def _spread(callee: Callee) -> Callee:
             fun = original_of(fun.__wrapped__)
         else:
             break
-    return replace(
-        callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=(*callee.notes, *_notes_of_wrappers(fun))
-    )
+    notes = (*callee.notes, *_notes_of_wrappers(fun))
+    return replace(callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=notes)
 
 
 def _notes_of_wrappers(fun: Any) -> Iterator[str]:

@@ -97,29 +97,19 @@ class CellTransformer(ast.NodeTransformer):
 
 def _shown(body: list[ast.stmt]) -> list[ast.stmt]:
     """Statements of which the expressions are shown as IPython shows them."""
-
-    def shown(statement: ast.stmt) -> ast.stmt:
-        if not isinstance(statement, ast.Expr):
-            return statement
-        value = magic_call("show", statement, statement.value, statement is body[-1])
-        return ast.copy_location(ast.Expr(value), statement)
-
-    return [shown(statement) for statement in body]
+    shown = list(body)
+    for number, one in enumerate(body):
+        if isinstance(one, ast.Expr):
+            shown[number] = ast.copy_location(ast.Expr(magic_call("show", one, one.value, one is body[-1])), one)
+    return shown
 
 
 def _marked_line(statement: ast.stmt) -> str | None:
     """The magic's line, if the statement is the marker."""
     match statement:
-        case ast.Expr(
-            ast.Call(
-                ast.Attribute(ast.Call(ast.Name("get_ipython"), [], []), "run_cell_magic"),
-                [ast.Constant("remat"), ast.Constant(str() as line), ast.Constant("")],
-                [],
-            )
-        ):
-            return line
-        case _:
-            return None
+        case ast.Expr(ast.Call(function, [ast.Constant("remat"), ast.Constant(str() as line), ast.Constant("")], [])):
+            return line if ast.unparse(function) == "get_ipython().run_cell_magic" else None
+    return None
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
@@ -130,8 +120,6 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, bool, tuple[str, ...
                 used = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
                 is_result = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
                 yield name, not is_result, tuple(dict.fromkeys(used))
-            case _:
-                pass
 
 
 def _may_define(body: list[ast.stmt], policy: str) -> bool:
@@ -145,6 +133,4 @@ def _may_define(body: list[ast.stmt], policy: str) -> bool:
                 return True
             case ast.Name("exec" | "get_ipython"):
                 return True
-            case _:
-                pass
     return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from remat_magic._jax.wrappers import is_checkpoint
@@ -18,18 +17,11 @@ from remat_magic.records import RematError
 def defined(
     namespace: Mapping[str, Any], functions: Sequence[tuple[str, bool, tuple[str, ...]]]
 ) -> tuple[Callable[..., Any], str]:
-    """The function of a cell that is meant, and a remark where several could be.
+    """The function of a cell that is meant, and a remark where several could be; RematError where there is none.
 
     It is the one decorated with ``jax.checkpoint``, or rather the one that calls that; without any, the one that no
-    other of the cell's calls. Of several, the last.
-
-    Args:
-        namespace: the user's, after the cell has run.
-        functions: names to which the cell gives functions, or (False) what a call returned, each with the names used
-            in it. What a call returned counts if it is checkpointed.
-
-    Raises:
-        RematError: where there is none.
+    other of the cell's calls. Of several, the last. ``functions`` are the names to which the cell gives functions, or
+    (False) what a call returned, which counts if it is checkpointed; each with the names used in it.
     """
     uses = {name: set(used) for name, _, used in functions if callable(namespace.get(name))}
     for _ in uses:
@@ -61,27 +53,17 @@ def _is_checkpointed(fun: Any) -> bool:
 
 
 def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], variables: Mapping[str, Any]) -> Callee:
-    """A function with arguments that no call gives.
+    """A function, or a gradient, with arguments that no call gives.
 
-    Args:
-        fun: the function, which may be a gradient.
-        written: the arguments as between a call's brackets; None: ``variables`` with the names of the parameters.
-        namespace: where ``written`` is evaluated.
-        variables: the namespace without what IPython itself put there.
-
-    Raises:
-        RematError: a name or a variable is missing, or the call is none that has a backward pass. What else goes wrong
-            in ``written`` is raised as it is.
+    They are ``written`` as between a call's brackets, to be evaluated in the namespace, else the ``variables`` with the
+    names of the parameters. RematError where one is missing; what else goes wrong in them is raised as it is.
     """
     __tracebackhide__ = True
     if written is not None:
         return called(fun, *_written_arguments(written, namespace))
     args, kwargs, used = _arguments_by_name(fun, variables)
-    callee = called(fun, args, kwargs)
-    if not used:
-        return callee
-    note = f"Arguments: your variable{'s' * (len(used) > 1)} {', '.join(used)}."
-    return replace(callee, notes=(note, *callee.notes))
+    note = f"Arguments: your variable{'s' * (len(used) > 1)} {', '.join(used)}." if used else ""
+    return called(fun, args, kwargs).saying(note)
 
 
 def _written_arguments(written: str, namespace: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,16 +91,14 @@ def _arguments_by_name(
         raise RematError(f"the parameters of `{name}` cannot be read: give its arguments with --args.") from None
     various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {each.name: each for each in signature.parameters.values() if each.kind not in various}
-    missing = [
-        f"`{each}`" for each in named if each not in variables and named[each].default is inspect.Parameter.empty
-    ]
+    needed = [each for each in named if named[each].default is inspect.Parameter.empty]
+    missing = [f"`{each}`" for each in needed if each not in variables]
     if missing:
         this, it = ("this name", "it") if len(missing) == 1 else ("these names", "them")
         raise RematError(
             f"`{name}` needs {' and '.join(missing)}, and no variable has {this}: assign {it}, or give the arguments "
             'with --args "...".'
         )
-    bound = inspect.BoundArguments(
-        signature, OrderedDict((each, variables[each]) for each in named if each in variables)
-    )
+    given = OrderedDict((each, variables[each]) for each in named if each in variables)
+    bound = inspect.BoundArguments(signature, given)
     return bound.args, bound.kwargs, [*bound.arguments]

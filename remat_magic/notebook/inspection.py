@@ -43,14 +43,9 @@ class Inspection:
 def traced(
     callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None, axes: str | None = None
 ) -> api.Trace:
-    """The trace of a callee, by the arguments that ``--wrt`` asks for, or of the ``--gradient`` inside, if any.
-
-    It is traced on the mesh of the ``axes`` that ``--mesh`` asks for, if any.
+    """The trace of a callee, as ``--wrt``, ``--gradient`` and ``--mesh`` say.
 
     An exception of the inspected function itself is raised as it is, with the frames of the user's own code.
-
-    Raises:
-        RematError: the call does not fit the function, or cannot be differentiated; there is no such mesh.
     """
     __tracebackhide__ = True
     around = contextlib.nullcontext() if axes is None else jax.set_mesh(mesh(axes))
@@ -77,11 +72,7 @@ def traced(
 
 
 def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Mapping[str, Any]) -> Inspection:
-    """The trace under the policy and at the place that a line asks for.
-
-    Raises:
-        RematError: no such policy, name or place, or a device of another mesh. It is said here, and not by the widget.
-    """
+    """The trace under the policy and at the place of a line; what is wrong with these is raised here, by RematError."""
     policy = policies.resolve(options.policy or "as_written", trace.names, namespace, trace.function_name)
     device = named_device(options.device)
     if device and not units.is_bytes(device):
@@ -91,11 +82,7 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
 
 
 def named_device(name: str | None) -> str | None:
-    """The name of the accelerator that a line asks for, or so many bytes; empty for the machine itself.
-
-    Raises:
-        RematError: there is none of this name, and it is no number of bytes.
-    """
+    """The name of the accelerator of a line, or so many bytes; empty for the machine itself, None for nothing."""
     if name is None:
         return None
     return "" if name.strip().casefold() == devices.THIS_CPU.casefold() else devices.named(name)

@@ -57,11 +57,7 @@ class Options:
 
 
 def parse(parser: argparse.ArgumentParser, line: str) -> Options:
-    """Read a line.
-
-    Raises:
-        UsageError: of one sentence, where the line is wrong in itself.
-    """
+    """Read a line; UsageError of one sentence where it is wrong in itself."""
     values, rest = split_options(parser, line)
     if values.policy is not None and values.names:
         raise UsageError(
@@ -95,9 +91,9 @@ def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[argparse.
                 raise UsageError(f"{name} takes no value: put a space after it.")
             argv.append(name)
         else:
-            if line[position : position + 1] == "=":
+            if follows == "=":
                 position += 1
-            elif line[position : position + 1].strip():
+            elif follows.strip():
                 raise UsageError(f"put a space or = between {name} and its value.")
             value, position = _word(line, _skip_spaces(line, position), name)
             if action.choices is not None and value not in action.choices:

@@ -171,11 +171,7 @@ class RematMagics(Magics):
         return self.answer(line)
 
     def check(self, line: str, later: bool = False) -> None:
-        """Say what is wrong with a line, before anything runs; or of its policy later, as the cell may define it.
-
-        Raises:
-            UsageError: of one sentence.
-        """
+        """Say what is wrong with a line, before anything runs; or of its policy later, as the cell may define it."""
         __tracebackhide__ = True
         self._running.clear()  # of a cell before that failed
         self._read(line, later)
@@ -210,11 +206,7 @@ class RematMagics(Magics):
         return self._running[-1]
 
     def answer(self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]] = ()) -> Any:
-        """Show what the cell came to, or the function of some that it defines: the widget, or None with ``--text``.
-
-        Raises:
-            UsageError: there is nothing to inspect, or it is as the user can mend; one sentence.
-        """
+        """Show what the cell came to, or the function of some that it defines: the widget, or None with ``--text``."""
         __tracebackhide__ = True
         from remat_magic.notebook.defined import defined
 

@@ -39,16 +39,9 @@ def original_of(fun: Any) -> Any:
 class Rebinding:
     """A plain name in a namespace that can be given another function.
 
-    Args:
-        namespace: where the name lives.
-        functions: the inspected function and what it wraps; the first of them that has a name is rebound.
-        inside: the function that it differentiates inside and what that wraps, where none of them has.
-
-    Attributes:
-        is_inside: whether the name is that of one inside.
-
-    Raises:
-        RematError: where none has a name: a method, a lambda in a call, an attribute.
+    It is that of the first of some functions that has one: the inspected function and what it wraps, else the one that
+    it differentiates ``inside`` and what that wraps (then ``is_inside``). RematError where none has: a method, a lambda
+    in a call, an attribute.
     """
 
     def __init__(
@@ -67,11 +60,7 @@ class Rebinding:
         raise RematError(f"`{name}` has no plain name to rebind: assign the function to a variable and inspect that.")
 
     def apply(self, function: Callable[..., Any], policy: str) -> str:
-        """Bind the name to ``function``, or for "as_written" to the original; return a sentence about it.
-
-        Raises:
-            RematError: if the name has come to mean something else since.
-        """
+        """Bind the name to ``function``, or for "as_written" to the original; a sentence about it."""
         name = self.name
         if original_of(self.namespace.get(name)) is not self.original:
             raise RematError(f"`{name}` has been redefined since it was inspected: inspect it again.")

@@ -29,14 +29,10 @@ class Found(NamedTuple):
 
 
 class Running(contextlib.AbstractContextManager["Running", bool]):
-    """What one cell runs in.
+    """What one cell runs in; ``trace`` makes of a call what is to be shown.
 
-    Args:
-        session: the shell's.
-        options: what the line says.
-        trace: makes of a call what is to be shown.
-        imports: whether the cell imports something, JAX perhaps: that is then not imported before.
-        loops: whether the cell ends in a loop or another block, which may train and is not begun unwatched.
+    Where the cell ``imports`` something, JAX perhaps, that is not imported before. Where it ends in a loop or another
+    block (``loops``), which may train, it is not begun unwatched.
     """
 
     def __init__(
@@ -183,8 +179,7 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
     def answer(self, functions: Sequence[tuple[str, bool, tuple[str, ...]]]) -> Found | None:
         """What the cell came to; None where it only defines some of the ``functions``.
 
-        Raises:
-            Exception: there is nothing to inspect: RematError of one sentence, or what the function to inspect raised.
+        Where there is nothing to inspect, RematError is raised, or what the function to inspect raised.
         """
         watch = self._watch
         if watch is not None and watch.stopped_at is not None:
@@ -198,7 +193,8 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
             all(namespace.get(name) is not one for one in self._ran) for name, *_ in functions
         ):
             return None
-        ran = f" {' and '.join(dict.fromkeys(map(_name, self._ran)))} ran, and took no gradient." if self._ran else ""
+        names = dict.fromkeys(printable(str(getattr(fun, "__name__", type(fun).__name__))) for fun in self._ran)
+        ran = f" {' and '.join(names)} ran, and took no gradient." if names else ""
         raise RematError(
             "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, or "
             f"define one function in the cell.{ran}{f' {self._lack}' if self._lack else ''}"
@@ -213,10 +209,6 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         other = "If that is not the training step, name it: %%remat --step NAME." if is_loss else ""
         notes = filter(None, (where, *found.callee.notes, before, other))
         return found._replace(callee=replace(found.callee, notes=tuple(notes)))
-
-
-def _name(fun: Any) -> str:
-    return printable(str(getattr(fun, "__name__", type(fun).__name__)))
 
 
 def _is_from_stop(error: BaseException | None) -> bool:

@@ -129,9 +129,6 @@ class Session:
         """Show an inspection, keep and apply it as the options say, and return the widget.
 
         With ``--text`` nothing is returned, so that IPython displays nothing else.
-
-        Raises:
-            RematError: the function cannot be reported on under this policy.
         """
         whole = options.text == "full"
         if options.text and options.output is None and not options.apply:
