@@ -23,23 +23,14 @@ _Operation = tuple[Scope, Any]
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """A product whose softmax is the loss.
+    """A product whose softmax is the loss."""
 
-    Attributes:
-        type: of the product, as JAX writes it.
-        elements: how many numbers it has, and what is taken out of it, in one turn of the loops around it.
-        turns: how often the product runs in the loops around it; 2 where that is not known.
-        source: the line that takes the softmax.
-        sources: those of all operations on values of that size.
-        operands: the bytes of what the product is of.
-    """
-
-    type: str
-    elements: frozenset[int]
-    turns: int
-    source: SourceSpan | None
-    sources: frozenset[SourceSpan]
-    operands: int
+    type: str  # as JAX writes it
+    elements: frozenset[int]  # how many numbers it has, and what is taken out of it, in one turn of the loops around it
+    turns: int  # how often the product runs in the loops around it; 2 where that is not known
+    source: SourceSpan | None  # the line that takes the softmax
+    sources: frozenset[SourceSpan]  # those of all operations on values of that size
+    operands: int  # the bytes of what the product is of
 
     def saved(self, rows: Iterable[Residual]) -> int:
         """The bytes of residuals that are values of the logits' size, of the same lines."""
@@ -103,17 +94,10 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
     calls = {place.source for place in places if place is not None and place.source is not None}
     for inner, eqn in alike:
         if _jax.is_matmul(eqn) and _near(_size(eqn.outvars[0]), elements):
-            yield (
-                eqn,
-                Logits(
-                    _jax.type_text(eqn.outvars[0].aval),
-                    frozenset({elements, _size(eqn.outvars[0])}),
-                    inner.nesting[1] or 2,
-                    sources.get(id(exponential)),
-                    frozenset({*sources.values(), *calls}),
-                    sum(_jax.nbytes(atom.aval) for atom in eqn.invars),
-                ),
-            )
+            text, sizes = _jax.type_text(eqn.outvars[0].aval), frozenset({elements, _size(eqn.outvars[0])})
+            operands = sum(_jax.nbytes(atom.aval) for atom in eqn.invars)
+            source, all_sources = sources.get(id(exponential)), frozenset({*sources.values(), *calls})
+            yield eqn, Logits(text, sizes, inner.nesting[1] or 2, source, all_sources, operands)
 
 
 def _rules_around(scope: Scope) -> Iterator[_Operation]:
@@ -173,9 +157,8 @@ def _of_that_size(scope: Scope, eqn: Any, elements: int, classes: int) -> list[_
             return None
         connected: list[_Operation] = []
         if not (_jax.is_matmul(operation) and _near(size, elements)):
-            before = (
-                maker for atom in operation.invars if _near(_size(atom), elements) for maker in makers(here, atom)
-            )
+            near = (atom for atom in operation.invars if _near(_size(atom), elements))
+            before = (maker for atom in near for maker in makers(here, atom))
             connected += [(maker.scope, maker.eqn) for maker in before if maker.eqn is not None]
         if _near(size, elements):
             connected += [operation for var in operation.outvars for operation in readers(here, var)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,19 +81,13 @@ class Case:
         self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.primal.table.sites}
         if self.report.policy in ("as_written", "mixed"):
             return
-        policy, at = key_of(self.report.policy), self.report.at
-        if (
-            at == "function"
-            and self.facts.engine.default_at == "function"
-            and len(self.facts.engine.primal.table.sites) == 1
-        ):
+        policy, at, engine = key_of(self.report.policy), self.report.at, self.facts.engine
+        if at == engine.default_at == "function" and len(engine.primal.table.sites) == 1:
             at = "sites"  # the function's own decorator
         if at == "function":
             # A checkpoint around others overrules them, but for jax_remat3.
-            self.asked = {"": policy, **(self.asked if self.facts.engine.primal.remat3 else {})}
-        for key in self.asked:
-            if key and at in ("sites", key):
-                self.asked[key] = policy
+            self.asked = {"": policy, **(self.asked if engine.primal.remat3 else {})}
+        self.asked |= {key: policy for key in self.asked if key and at in ("sites", key)}
 
     def other(self, policy: str, at: str | None = None) -> Report | None:
         """The report of another policy, at the same place or another one; None where there is none."""
@@ -215,15 +210,13 @@ def unknown_name(case: Case) -> Iterator[Advice]:
     for policy in dict.fromkeys(case.asked.values()):
         for name in [name for name in policy.names if name not in names]:
             close = difflib.get_close_matches(name, names, 1)
-            mend = (
-                f"Use one of {', '.join(map(repr, names))}."
-                if names
-                else f"Name a value: checkpoint_name(x, {name!r})."
-            )
+            mend = f"Name a value: checkpoint_name(x, {name!r})."
+            if names:
+                mend = f"Write {close[0]!r}." if close else f"Use one of {', '.join(map(repr, names))}."
             yield Advice(
                 "unknown-name",
                 f"The policy asks for {name!r}, which {function} does not have.",
-                f"Write {close[0]!r}." if close else mend,
+                mend,
                 stake=_changed(case, policy, name, close[0]) if close else None,
             )
     for site, policy in case.asked.items():
@@ -294,11 +287,8 @@ def changes_nothing(case: Case) -> Iterator[Advice]:
         return
     for key, text in (("none", "no checkpoint at all"), ("as_written", "the program as written")):
         other = case.other(key)
-        if other is None or (
-            key == "as_written" and report.at == "function" and not case.facts.engine.primal.table.sites
-        ):
-            continue
-        if _essence(report) == _essence(other):
+        is_none = key == "as_written" and report.at == "function" and not case.facts.engine.primal.table.sites
+        if other is not None and not is_none and _essence(report) == _essence(other):
             yield Advice(
                 "changes-nothing",
                 f"{report.policy} at {report.at} saves the same {units.nbytes(report.saved_bytes)} and recomputes the "
@@ -402,15 +392,8 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
     report = case.report
     for logits, saved, alive in case.logits:
         peak = report.peak_bytes or 0
-        takes: list[str] = []
-        if saved:
-            of = units.percent(saved, report.saved_bytes)
-            takes.append(f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved ({of})")
-        if alive:
-            takes.append(
-                f"with its gradients {units.nbytes(alive)} of the {units.nbytes(peak)} at the estimated peak "
-                f"({units.percent(alive, peak)})"
-            )
+        takes = [_of(saved, report.saved_bytes, "saved")] if saved else []
+        takes += [f"with its gradients {_of(alive, peak, 'at the estimated peak')}"] if alive else []
         # Of what a loop holds of all turns one is left; else it is cut to parts.
         parts = (logits.turns if saved else 2) if logits.turns != 1 else _PARTS
         spared = logits.spared(case.timeline(), parts) if alive else 0
@@ -437,6 +420,10 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         )
 
 
+def _of(part: int, whole: int, what: str) -> str:
+    return f"{units.nbytes(part)} of the {units.nbytes(whole)} {what} ({units.percent(part, whole)})"
+
+
 _HALF = {"bf16": "bfloat16", "f16": "float16"}
 _WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth a sentence
 
@@ -448,12 +435,11 @@ def too_wide(case: Case) -> Iterator[Advice]:
     if cause is not None and cause.nbytes >= _WIDE_PART * case.report.saved_bytes:
         yield from _cast(case, cause)
         return
-    sizes: dict[str, int] = {}
-    for leaf in case.facts.engine.primal.signature.arrays:
-        kind = _jax.short_dtype(leaf.value)
-        sizes[kind] = sizes.get(kind, 0) + leaf.value.size * leaf.value.dtype.itemsize
+    sizes = Counter[str]()
+    for leaf in engine.primal.signature.arrays:
+        sizes[_jax.short_dtype(leaf.value)] += leaf.value.size * leaf.value.dtype.itemsize
     halves = sum(size for kind, size in sizes.items() if kind in _HALF)
-    if not halves or 2 * halves < sum(sizes.values()):
+    if not halves or 2 * halves < sizes.total():
         return
     kept = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
     # Of logits the rule above speaks.
@@ -464,7 +450,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     largest = max(wide, key=lambda row: row.nbytes)
     kind = max(_HALF.keys() & sizes.keys(), key=lambda kind: sizes[kind])
     lines = [{row.source for row in some if row.source} for some in (wide, [largest])]
-    parts = (case.under_checkpoint(some) for some in lines) if not case.facts.engine.primal.table.sites else ()
+    parts = (case.under_checkpoint(some) for some in lines) if not engine.primal.table.sites else ()
     part = next(filter(None, parts), None)
     if part is None or part[0] <= total // 2:
         return
