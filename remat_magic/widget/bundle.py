@@ -60,6 +60,6 @@ def bundle(entries: Mapping[str, Path], expression: str) -> str:
 def widget_script(panels: tuple[type[Panel], ...]) -> str:
     """The script of a widget with these panels."""
     scripts = {panel.key: panel.script() for panel in panels}
-    entries = {"core": SCRIPTS / "turning.js", **{f"panel{n}": path for n, path in enumerate(scripts.values())}}
+    entries = {"core": SCRIPTS / "widget.js", **{f"panel{n}": path for n, path in enumerate(scripts.values())}}
     makers = ", ".join(f"{json.dumps(key)}: panel{n}.panel" for n, key in enumerate(scripts))
     return bundle(entries, f"{{ render: (context) => core.render(context, {{ {makers} }}) }}")

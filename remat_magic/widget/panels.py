@@ -74,8 +74,7 @@ class Request:
 class Panel:
     """One tab of the widget. A class of it says what the tab shows, and stands in ``PANELS``.
 
-    Its script in ``scripts/`` is called after its key, and exports ``panel(widget, key)``: see ``scripts/types.js`` for
-    what that returns.
+    Its script in ``scripts/`` exports ``panel(widget, key)``: see ``scripts/shared.js`` for what that returns.
 
     Args:
         live: the inspected function.
@@ -85,6 +84,7 @@ class Panel:
     Attributes:
         key: names the tab in HTML and scripts.
         title: the tab's own text.
+        file: of its script, where that is not called after its key.
         parts: names of the parts of its content, where there are several.
         early: those of them whose content is known before the backward half is.
         asks: the messages that it answers; each group has a thread, where the newest request replaces the one waiting.
@@ -92,6 +92,7 @@ class Panel:
 
     key: ClassVar[str]
     title: ClassVar[str]
+    file: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
     early: ClassVar[tuple[str, ...]] = ()
     asks: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -107,7 +108,7 @@ class Panel:
     @classmethod
     def script(cls) -> Path:
         """The file of its script."""
-        return SCRIPTS / f"{cls.key}.js"
+        return SCRIPTS / (cls.file or f"{cls.key}.js")
 
     def tools(self) -> str:
         """The HTML of what stays in place while the content changes."""
@@ -249,7 +250,7 @@ class Values(Panel):
 class Listing(Panel):
     """The user's source."""
 
-    key, title = "listing", "Source"
+    key, title, file = "listing", "Source", "linking.js"
 
     def add(self, view: dict[str, Any], report: Report) -> None:
         """The lines."""
@@ -364,7 +365,7 @@ class Choices(Panel):
 class Notes(Panel):
     """A badge with a count, and cards. What is a choice stands among the choices."""
 
-    key, title, parts = "notes", "Notes", ("noted", "advice")
+    key, title, parts, file = "notes", "Notes", ("noted", "advice"), "on_demand.js"
     asks = (("advice",),)
 
     def add(self, view: dict[str, Any], report: Report) -> None:

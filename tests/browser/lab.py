@@ -221,7 +221,7 @@ class NotebookPage:
     def complaints(self) -> list[str]:
         """What the page logged of the widget, but for what says only that the machine is slow."""
         ours = [entry for entry in self.console if re.search(r"remat|anywidget", entry, re.IGNORECASE)]
-        # JupyterLab's own; and anywidget's, which scripts/hearing.js makes up for.
+        # JupyterLab's own; and anywidget's, which scripts/page.js makes up for.
         slow = r"Plugin anywidget:plugin .* to activate|\[anywidget\] Failed to initialize model"
         return [entry for entry in ours if not re.search(slow, entry)]
 

@@ -194,7 +194,7 @@ def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:
     drawn = random.Random(0)
     numbers = [sign * drawn.randrange(10**power) for power in range(1, 16) for sign in (1, -1) for _ in range(200)]
     numbers += [0, 999, 1000, 9995, 9996, 99_950, 100_500, 101_500, 999_499, 999_500, 10_125, 1_005, 2_675_000]
-    text = (SCRIPTS / "units.js").read_text()
+    text = (SCRIPTS / "shared.js").read_text()
     made = page.evaluate(
         "async ([text, numbers]) => {"
         " const { quantity } = await import('data:text/javascript,' + encodeURIComponent(text));"

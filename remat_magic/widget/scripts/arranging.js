@@ -11,7 +11,7 @@
  * @property {Set<string>} unfolded labels of what is folded at first, and is not
  */
 import { standsOn } from "./linking.js";
-import { count, quantity } from "./units.js";
+import { count, element, foldRow, link, quantity, rowAcross } from "./shared.js";
 
 // So many rows, the biggest, are seen at first.
 const FIRST = 5;
@@ -52,14 +52,9 @@ function rowsOf(html) {
 function dressHeads(table, onSort) {
   [...table.tHead?.rows[0]?.cells ?? []].forEach((head, column) => {
     if (head.querySelector("button")) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "remat-link";
+    const button = link("", head.textContent ?? "", () => onSort(column));
     button.dataset.order = "";
-    button.dataset.lmSuppressShortcuts = "true";
-    button.textContent = head.textContent;
     button.title = "Sort by this; once more turns it round";
-    button.addEventListener("click", () => onSort(column));
     head.replaceChildren(button);
   });
 }
@@ -113,9 +108,7 @@ function compared(rows, html) {
 
 /** @param {HTMLElement} row @param {string} text @param {string} title */
 function mark(row, text, title) {
-  const letter = document.createElement("i");
-  letter.className = "remat-letter remat-side";
-  letter.textContent = text;
+  const letter = element("i", "remat-letter remat-side", text);
   letter.title = title;
   row.querySelector("td.remat-made")?.prepend(letter, " ");
 }
@@ -157,9 +150,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   }
   const heads = [...table.tHead?.rows[0].cells ?? []];
   heads.forEach((head, column) => {
-    if (state.sort?.column === column) {
-      head.setAttribute("aria-sort", state.sort.descending ? "descending" : "ascending");
-    } else head.removeAttribute("aria-sort");
+    head.ariaSort = state.sort?.column !== column ? null : state.sort.descending ? "descending" : "ascending";
   });
   if (state.sort) rows = sorted(rows, state.sort.column, state.sort.descending);
   const words = { columns: heads.length, noun, unit, again };
@@ -168,9 +159,9 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   else if (asked || !table.classList.contains("remat-shares")) body.append(...rows);
   else body.append(...firstScreen(rows, state, words));
   const shown = own.filter((row) => !row.hidden || row.dataset.later);
-  if (find && !shown.length) body.append(textRow(`No row has “${state.find.trim()}”.`, heads.length));
-  else if (line && !shown.length) body.append(textRow("No row is of that line.", heads.length));
-  return summary(own, shown, noun, unit) + aside(own, missing);
+  const nothing = find ? `No row has “${state.find.trim()}”.` : line ? "No row is of that line." : "";
+  if (nothing && !shown.length) body.append(extra(rowAcross(nothing, heads.length)));
+  return summary(own, shown, noun, unit) + differences(own, missing);
 }
 
 /** @param {HTMLElement[]} all @param {HTMLElement[]} shown @param {string} noun @param {string} unit */
@@ -181,57 +172,40 @@ function summary(all, shown, noun, unit) {
   return `${values(shown)} of ${count(values(all), noun)}, ${quantity(total(shown), unit)} of ${quantity(total(all), unit)}`;
 }
 
-/** @param {HTMLElement[]} own @param {HTMLElement[]} missing */
-function aside(own, missing) {
+/** How many rows differ between two policies. @param {HTMLElement[]} own @param {HTMLElement[]} missing */
+function differences(own, missing) {
   const marks = own.filter((row) => row.querySelector(".remat-side"));
   const only = marks.filter((row) => textOf(row, ".remat-side") === "B").length;
   const changed = marks.length - only;
   const parts = [only && `${only} rows only in B`, missing.length && `${missing.length} only in A`, changed && `${changed} changed`];
-  const differences = parts.filter(Boolean).join(", ");
-  return differences && `; ${differences}`;
+  return parts.some(Boolean) ? `; ${parts.filter(Boolean).join(", ")}` : "";
 }
 
-/**
- * A row across the table.
- * @param {string | Node} content
- * @param {number} columns
- */
-function textRow(content, columns) {
-  const row = document.createElement("tr");
-  row.className = "remat-extra remat-grouprow";
-  const cell = document.createElement("th");
-  cell.colSpan = columns;
-  cell.append(content);
-  row.append(cell);
+/** A row that is here until the table is arranged anew. @param {HTMLTableRowElement} row */
+function extra(row) {
+  row.classList.add("remat-extra");
   return row;
 }
 
 /** What the heads of folds need. @typedef {{columns: number, noun: string, unit: string, again: () => void}} Words */
 
 /**
- * A row across the table with a button that folds what follows.
+ * The head of what is folded and unfolded by a key in a set.
  * @param {string} label
  * @param {boolean} open
- * @param {() => void} turn
+ * @param {Set<string>} keys
+ * @param {string} key
  * @param {Words} words
  */
-function foldRow(label, open, turn, { columns, again }) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "remat-link remat-twist";
-  button.setAttribute("aria-expanded", String(open));
-  button.dataset.lmSuppressShortcuts = "true";
-  button.dataset.label = label;
-  button.textContent = label;
-  button.addEventListener("click", () => {
-    const table = button.closest("table");
-    turn();
+function fold(label, open, keys, key, { columns, again }) {
+  const row = extra(foldRow(label, open, columns, () => {
+    const table = row.closest("table");
+    if (!keys.delete(key)) keys.add(key);
     again();
     // This very button was made anew.
     const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
-    buttons.find((other) => other.dataset.label === label)?.focus();
-  });
-  const row = textRow(button, columns);
+    buttons.find((other) => other.textContent === label)?.focus();
+  }));
   row.cells[0].scope = "rowgroup";
   return row;
 }
@@ -249,25 +223,23 @@ function firstScreen(rows, state, words) {
     const constant = row.matches(".remat-constant, .remat-literal");
     (argument ? values : constant ? constants : kept).push(row);
   }
-  /** @param {HTMLTableRowElement[]} later @param {string} key @param {string} label */
-  const folded = (later, key, label) => {
+  /** @param {HTMLTableRowElement[]} later @param {string} noun */
+  const folded = (later, noun) => {
     if (!later.length) return [];
-    const open = state.unfolded.has(key);
+    const label = `${count(later.reduce((sum, row) => sum + number(row), 0), noun)}, ${quantity(total(later), words.unit)}`;
+    const open = state.unfolded.has(noun);
     for (const row of later) {
       row.hidden = !open;
       row.dataset.later = "yes";
     }
-    const turn = () => void (state.unfolded.delete(key) || state.unfolded.add(key));
-    return [foldRow(label, open, turn, words), ...later];
+    return [fold(label, open, state.unfolded, noun, words), ...later];
   };
   const first = kept.length > FIRST + 1 ? FIRST : kept.length; // one more takes no more room than its fold
-  const told = (/** @type {HTMLTableRowElement[]} */ all, /** @type {string} */ noun) =>
-    `${count(all.reduce((sum, row) => sum + number(row), 0), noun)}, ${quantity(total(all), words.unit)}`;
   return [
     ...kept.slice(0, first),
-    ...folded(kept.slice(first), "kept", told(kept.slice(first), `more ${words.noun}`)),
-    ...folded(values, "arguments", told(values, "argument")),
-    ...folded(constants, "constants", told(constants, "constant")),
+    ...folded(kept.slice(first), `more ${words.noun}`),
+    ...folded(values, "argument"),
+    ...folded(constants, "constant"),
   ];
 }
 
@@ -293,12 +265,9 @@ function grouped(rows, state, words) {
     if (!visible(members).length) return members;
     const key = `${state.group}\n${label}`;
     const folded = state.folded.has(key);
-    const turn = () => void (state.folded.delete(key) || state.folded.add(key));
-    const head = foldRow(label, !folded, turn, words);
+    const head = fold(label, !folded, state.folded, key, words);
     const own = ownOf(members);
-    const totals = document.createElement("small");
-    totals.textContent = ` ${summary(own, own, words.noun, words.unit)}`;
-    head.cells[0].append(totals);
+    head.cells[0].append(element("small", "", ` ${summary(own, own, words.noun, words.unit)}`));
     if (folded) for (const row of members) row.hidden = true;
     return [head, ...members];
   });

@@ -1,12 +1,11 @@
 // @ts-check
-/** @import { Panel, Widget } from "./types.js" */
+/** @import { Panel, Widget } from "./shared.js" */
 import { deviceOf } from "./on_demand.js";
-import { keyOf } from "./types.js";
-import { quantity } from "./units.js";
+import { element, foldRow, keyOf, quantity } from "./shared.js";
 
 const WORDS = ["fits", "may fit", "too big"];
 
-/** @typedef {{row: HTMLTableRowElement, needed: number, low: number, high: number, cost: number, rank: number, beaten: boolean, unusable: boolean, donates: boolean}} Choice */
+/** @typedef {{row: HTMLTableRowElement, needed: number, cost: number, rank: number, beaten: boolean, unusable: boolean, donates: boolean}} Choice */
 
 /**
  * All choices, sorted by what fits where the line is: the line is the device, until the reader moves it.
@@ -28,6 +27,11 @@ export function panel(widget, key) {
   let unfolded = false;
 
   const slider = () => /** @type {HTMLInputElement | null} */ (own.querySelector(".remat-slide"));
+  /** The bytes at both ends of the picture. */
+  const ends = () => {
+    const { least, most } = /** @type {HTMLElement} */ (own.querySelector(".remat-plane")).dataset;
+    return [Number(least), Number(most)];
+  };
   const wanted = () => deviceOf(widget) || `\n${widget.shown?.at ?? ""}`;
 
   /** @param {HTMLTableRowElement} row @param {number} budget @returns {Choice} */
@@ -36,15 +40,16 @@ export function panel(widget, key) {
     const [needed, low, high, cost] = ["needed", "low", "high", "cost"].map(number);
     const rank = line === null ? number("rank") : high <= budget ? 0 : low <= budget ? 1 : 2;
     const { unusable, donates } = row.dataset;
-    return { row, needed, low, high, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
+    return { row, needed, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
   }
 
   /** As remat_magic/planning/fit.py has it. @param {Choice} a @param {Choice} b */
   function order(a, b) {
     if (a.unusable !== b.unusable) return Number(a.unusable) - Number(b.unusable);
     if (a.rank !== b.rank) return a.rank - b.rank;
-    const [first, second] = a.rank === 2 ? /** @type {const} */ (["needed", "cost"]) : /** @type {const} */ (["cost", "needed"]);
-    return a[first] - b[first] || Number(a.donates) - Number(b.donates) || a[second] - b[second] || 0;
+    const [needed, cost] = [a.needed - b.needed, a.cost - b.cost];
+    const [first, second] = a.rank === 2 ? [needed, cost] : [cost, needed];
+    return first || Number(a.donates) - Number(b.donates) || second || 0;
   }
 
   /** @param {Choice} one @param {Choice} other */
@@ -58,9 +63,7 @@ export function panel(widget, key) {
   function arrange() {
     const body = /** @type {HTMLTableElement | null} */ (own.querySelector("table.remat-tried"))?.tBodies[0];
     if (!body) return;
-    const plane = /** @type {HTMLElement | null} */ (own.querySelector(".remat-plane"));
-    const capacity = Number(slider()?.dataset.capacity ?? Infinity);
-    const budget = line ?? capacity;
+    const budget = line ?? Number(slider()?.dataset.capacity ?? Infinity);
     const rows = /** @type {HTMLTableRowElement[]} */ ([...body.querySelectorAll("tr[data-choice]")]);
     const choices = rows.map((row) => read(row, budget));
     // Where there is nothing to fit all are of interest, in their own order.
@@ -70,23 +73,19 @@ export function panel(widget, key) {
     }
     const [front, rest] = [choices.filter(({ beaten }) => !beaten), choices.filter(({ beaten }) => beaten)];
     body.querySelector(".remat-rest")?.remove();
-    front.forEach(({ row }, index) => number(row, String(index + 1)));
-    for (const { row } of rest) number(row, "");
+    [...front, ...rest].forEach(({ row, beaten }, index) => number(row, beaten ? "" : String(index + 1)));
     for (const { row, rank, unusable } of choices) {
       const cell = /** @type {HTMLElement | null} */ (row.querySelector(".remat-fits"));
       if (cell && slider()) [cell.textContent, cell.dataset.rank] = unusable ? ["", ""] : [WORDS[rank], String(rank)];
       row.hidden = false;
     }
     body.append(...front.map(({ row }) => row));
-    const current = (/** @type {Choice} */ { row }) => row.ariaCurrent === "true";
     widget.mark();
-    if (rest.length) {
-      body.append(fold(rest.length), ...rest.map(({ row }) => row));
-      for (const choice of rest) choice.row.hidden = !unfolded && !current(choice);
-    }
-    if (plane && slider()) {
-      const [least, most] = [Number(plane.dataset.least), Number(plane.dataset.most)];
-      const mark = /** @type {HTMLElement} */ (plane.querySelector(".remat-budget"));
+    if (rest.length) body.append(fold(rest.length), ...rest.map(({ row }) => row));
+    for (const { row } of rest) row.hidden = !unfolded && row.ariaCurrent !== "true";
+    if (slider()) {
+      const [least, most] = ends();
+      const mark = /** @type {HTMLElement} */ (own.querySelector(".remat-budget"));
       mark.style.setProperty("--remat-at", `${(100 * (budget - least)) / (most - least)}%`);
       const label = /** @type {HTMLElement} */ (mark.firstElementChild);
       label.dataset.device ??= label.textContent ?? "";
@@ -107,21 +106,12 @@ export function panel(widget, key) {
 
   /** A row that folds those that others beat. @param {number} count */
   function fold(count) {
-    const [row, head, button] = [document.createElement("tr"), document.createElement("th"), document.createElement("button")];
-    row.className = "remat-rest remat-grouprow";
-    head.colSpan = 6;
-    button.type = "button";
-    button.className = "remat-link remat-twist";
-    button.dataset.lmSuppressShortcuts = "true";
-    button.setAttribute("aria-expanded", String(unfolded));
-    button.textContent = `${count} more that another beats in both, or that cannot be used`;
-    button.addEventListener("click", () => {
+    const row = foldRow(`${count} more that another beats in both, or that cannot be used`, unfolded, 6, () => {
       unfolded = !unfolded;
       arrange();
       /** @type {HTMLElement | null} */ (own.querySelector(".remat-rest button"))?.focus();
     });
-    head.append(button);
-    row.append(head);
+    row.classList.add("remat-rest");
     return row;
   }
 
@@ -136,12 +126,9 @@ export function panel(widget, key) {
       return;
     }
     if (row) {
-      const [below, cell] = [document.createElement("tr"), document.createElement("td")];
-      below.className = "remat-edit-row";
+      const cell = /** @type {HTMLTableCellElement} */ (element("td", "", edit));
       cell.colSpan = 6;
-      cell.append(edit);
-      below.append(cell);
-      row.after(below);
+      row.after(element("tr", "remat-edit-row", cell));
     } else own.querySelector(".remat-panel")?.append(edit);
     if (edited === keyOf(shown.policy, shown.at) || !shown.complete) return;
     edited = keyOf(shown.policy, shown.at);
@@ -171,8 +158,7 @@ export function panel(widget, key) {
   root.addEventListener("input", ({ target }) => {
     const moved = slider();
     if (target !== moved || !moved) return;
-    const plane = /** @type {HTMLElement} */ (own.querySelector(".remat-plane"));
-    const [least, most] = [Number(plane.dataset.least), Number(plane.dataset.most)];
+    const [least, most] = ends();
     line = least + (Number(moved.value) / Number(moved.max)) * (most - least);
     arrange();
   });

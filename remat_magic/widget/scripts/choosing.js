@@ -1,6 +1,6 @@
 // @ts-check
-/** @import { FitFigures, Panel, Widget } from "./types.js" */
-import { keyOf } from "./types.js";
+/** @import { Panel, View, Widget } from "./shared.js" */
+import { element, keyOf } from "./shared.js";
 
 /**
  * The lists that a policy and its place are chosen from by what they do, in the place of the dropdowns' own. A dropdown
@@ -27,14 +27,6 @@ const WAITING = "not worked out yet";
 const [FITTING, LEARNING] = [["needed", "time", "fits"], ["saved", "repeated", "peak"]];
 const NOUNS = /** @type {Record<string, [string, string]>} */ ({ policy: ["policy", "policies"], at: ["place", "places"] });
 
-/** @param {string} tag @param {string} kind @param {...(string | Node)} content */
-function element(tag, kind, ...content) {
-  const made = document.createElement(tag);
-  made.className = kind;
-  made.append(...content);
-  return made;
-}
-
 /** @param {Widget} widget @param {"policy" | "at"} which @returns {Panel} */
 export function choiceList(widget, which) {
   const { one, root, store } = widget;
@@ -58,9 +50,6 @@ export function choiceList(widget, which) {
   const device = () => one('[data-control="device"]').value;
   const columns = () => (device() ? FITTING : which === "policy" ? LEARNING : []);
 
-  /** What is listed. @returns {Entry[]} */
-  const entries = () => (which === "policy" ? policies() : places());
-
   /** Policies, those that do the same in a line. @returns {Entry[]} */
   function policies() {
     const at = widget.chosenAt();
@@ -78,23 +67,18 @@ export function choiceList(widget, which) {
       const own = option.dataset.at ?? at; // a plan's
       const tried = keys.map((one) => store.figures.get(keyOf(one, own))).find(Boolean);
       const error = tried?.error || row?.error || (done && !row && own === at ? "It is not compared at this place." : "");
+      const known = /** @type {Record<string, string> | undefined} */ (tried ?? /** @type {any} */ (row));
       const meaning = meanings[key] ?? store.views.get(keyOf(key, own))?.meaning ?? "";
       listed.push({
         keys,
         labels: keys.map((one) => labels.get(one) ?? one),
-        figures: error ? undefined : figuresOf(tried, row),
+        figures: error || !known ? undefined : columns().map((column) => known[column] ?? ""),
         front: Boolean(row?.front),
         sentence: [own === at ? "" : `At ${own}.`, meaning].filter(Boolean).join(" "),
         error,
       });
     }
     return listed;
-  }
-
-  /** @param {FitFigures | undefined} tried @param {Figures | undefined} row */
-  function figuresOf(tried, row) {
-    const told = /** @type {Record<string, string> | undefined} */ (tried ?? /** @type {any} */ (row));
-    return told && columns().map((column) => told[column] ?? "");
   }
 
   /** Places, with the best that was tried at each. @returns {Entry[]} */
@@ -144,7 +128,7 @@ export function choiceList(widget, which) {
     option.append(mark, name);
     if (figures) {
       columns().forEach((column, at) => {
-        const label = element("span", "remat-entry-label", `${column} `);
+        const label = element("span", "remat-hidden remat-entry-label", `${column} `);
         option.append(element("span", "remat-entry-number", label, figures[at], element("span", "remat-hidden", "; ")));
       });
     } else if (columns().length) option.append(element("span", "remat-entry-waiting", error ? "" : WAITING));
@@ -156,7 +140,7 @@ export function choiceList(widget, which) {
   function fill() {
     if (!popup) return;
     const list = /** @type {HTMLElement} */ (popup.querySelector('[role="listbox"]'));
-    const all = entries();
+    const all = which === "policy" ? policies() : places();
     const shown = all.filter(matches);
     if (!shown.some(({ keys }) => keys.includes(active))) active = shown[0]?.keys[0] ?? "";
     const { scrollTop } = list;
@@ -312,5 +296,30 @@ export function choiceList(widget, which) {
     messages: which === "policy" ? { choices: tell } : {},
     figured: fill,
     stop: close,
+  };
+}
+
+/** The checkpoint names, each with three states, which together are a policy. @param {Widget} widget */
+export function checkpointNames(widget) {
+  const { all } = widget;
+
+  function ask() {
+    /** @type {Record<string, string>} */
+    const names = {};
+    for (const radio of all('input[type="radio"]:checked')) names[radio.dataset.name] = radio.value;
+    widget.ask({ type: "names", names, at: widget.chosenAt() });
+  }
+
+  return {
+    ask,
+    /** @param {View} view */
+    select(view) {
+      for (const radio of all('input[type="radio"]')) {
+        const state = view.names[radio.dataset.name];
+        radio.checked = state === radio.value;
+        // Neither saved nor recomputed: no radio can say that.
+        radio.closest(".remat-name").querySelector("small").hidden = Boolean(state);
+      }
+    },
   };
 }

@@ -1,7 +1,7 @@
 // @ts-check
-/** @import { Panel, View, Widget } from "./types.js" */
+/** @import { Panel, View, Widget } from "./shared.js" */
 import { choiceList } from "./choosing.js";
-import { keyOf } from "./types.js";
+import { keyOf } from "./shared.js";
 
 /** What of the first screen is of the shown choice. */
 const PARTS = ["verdict", "bar", "takes", "totals", "rarer", "kept"];
@@ -164,7 +164,7 @@ export function firstScreen(widget) {
       device({ device: of }) {
         if (of !== device) chooseDevice((told = of));
       },
-      /** @param {{device: string, html: string, figures: import("./types.js").FitFigures[], error?: string}} message */
+      /** @param {{device: string, html: string, figures: import("./shared.js").FitFigures[], error?: string}} message */
       fit({ device: of, html, figures, error }) {
         if (of !== device) return;
         if (error !== undefined) return widget.say(error, true);
@@ -187,6 +187,63 @@ export function firstScreen(widget) {
         widget.place("diff", html ?? "");
         if (error) widget.say(error, true);
         if (error) closeDiff();
+      },
+    },
+  };
+}
+
+const PREFIX = "remat_magic-";
+
+/** What was unfolded or folded on this page, for where there is no storage. @type {Map<string, boolean>} */
+const here = new Map();
+
+/** Whether the reader left something unfolded, in whichever widget. @param {string} what */
+function isUnfolded(what) {
+  try {
+    return here.get(what) ?? localStorage.getItem(PREFIX + what) === "yes";
+  } catch {
+    return false;
+  }
+}
+
+/** @param {string} what @param {boolean} open */
+function remember(what, open) {
+  here.set(what, open);
+  try {
+    localStorage.setItem(PREFIX + what, open ? "yes" : "");
+  } catch {}
+}
+
+/**
+ * What a first look does not need is folded until it is asked for, and stays as the reader left it: rarer controls, and
+ * what tables are arranged by.
+ * @param {Widget} widget @returns {Panel}
+ */
+export function folding(widget) {
+  const { root, one, all } = widget;
+
+  /** @param {string} action of the buttons @param {string} name of the class @param {boolean} open */
+  function unfold(action, name, open) {
+    for (const button of all(`[data-action="${action}"]`)) button.setAttribute("aria-expanded", String(open));
+    root.classList.toggle(name, open);
+  }
+
+  /** @param {HTMLElement} button */
+  const isOpen = (button) => button.getAttribute("aria-expanded") === "true";
+
+  unfold("more", "remat-unfolded", isUnfolded("more"));
+  unfold("arrange", "remat-arranging", isUnfolded("arrange"));
+
+  return {
+    actions: {
+      more(button) {
+        remember("more", !isOpen(button));
+        unfold("more", "remat-unfolded", !isOpen(button));
+      },
+      arrange(button) {
+        remember("arrange", !isOpen(button));
+        unfold("arrange", "remat-arranging", !isOpen(button));
+        if (isOpen(button)) one("[data-find]").focus();
       },
     },
   };

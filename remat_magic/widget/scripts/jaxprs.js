@@ -1,8 +1,8 @@
 // @ts-check
-/** @import { Panel, View, Widget } from "./types.js" */
+/** @import { Panel, View, Widget } from "./shared.js" */
 import { lineOf } from "./linking.js";
 import { jaxprPanes } from "./panes.js";
-import { keyOf } from "./types.js";
+import { keyOf } from "./shared.js";
 
 /** The forward and the backward jaxpr. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {

@@ -1,10 +1,10 @@
 // @ts-check
-/** @import { Panel, Widget } from "./types.js" */
+/** @import { Panel, Widget } from "./shared.js" */
 import { onDemand } from "./on_demand.js";
-import { quantity } from "./units.js";
+import { quantity } from "./shared.js";
 
 /**
- * What remat_magic/views/timeline.py tells of the columns of the picture; of each layer by pairs of a column and the bytes from it on.
+ * What remat_magic/views/memory.py tells of the columns of the picture; of each layer by pairs of a column and the bytes from it on.
  *
  * @typedef {{columns: number, said: string[], held: [number, number][][], peak: number, atPeak: string}} Told
  */
@@ -94,16 +94,9 @@ function follow(part) {
     const last = told.columns - 1;
     const step = event.shiftKey ? 20 : 1;
     /** @type {Record<string, number>} */
-    const moves = {
-      ArrowRight: column + step,
-      ArrowUp: column + step,
-      ArrowLeft: column - step,
-      ArrowDown: column - step,
-      PageUp: column + 40,
-      PageDown: column - 40,
-      Home: 0,
-      End: last,
-    };
+    const moves = { PageUp: column + 40, PageDown: column - 40, Home: 0, End: last };
+    moves.ArrowRight = moves.ArrowUp = column + step;
+    moves.ArrowLeft = moves.ArrowDown = column - step;
     if (event.key in moves) {
       held = false;
       show(Math.max(0, Math.min(last, moves[event.key])));

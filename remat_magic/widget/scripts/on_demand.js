@@ -1,6 +1,6 @@
 // @ts-check
-/** @import { Panel, Widget } from "./types.js" */
-import { keyOf } from "./types.js";
+/** @import { Panel, Widget } from "./shared.js" */
+import { element, keyOf } from "./shared.js";
 
 /** The name of the chosen device; empty for this machine. @param {Widget} widget @returns {string} */
 export function deviceOf(widget) {
@@ -47,12 +47,7 @@ export function onDemand(widget, key, placed = () => {}) {
       } else if (asked !== what) {
         const part = widget.part(key);
         if (part.childElementCount) part.classList.add("remat-stale");
-        else {
-          const waiting = document.createElement("p");
-          waiting.className = "remat-empty";
-          waiting.textContent = "Working it out…";
-          part.append(waiting);
-        }
+        else part.append(element("p", "remat-empty", "Working it out…"));
         widget.send({ type: key, ...request });
       }
       asked = cached === undefined ? what : "";
@@ -76,3 +71,6 @@ export function onDemand(widget, key, placed = () => {}) {
     },
   };
 }
+
+/** Notes come with every view; what takes longer to find out is asked for when they are read. @param {Widget} widget @returns {Panel} */
+export const panel = (widget) => onDemand(widget, "advice");

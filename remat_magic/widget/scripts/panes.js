@@ -7,6 +7,7 @@
  * @property {Element} frame the section with its heading and its pane, without lines
  * @property {string[]} chunks its lines as HTML, in pieces
  */
+import { element } from "./shared.js";
 
 // More than a pane shows at first.
 const FIRST_CHUNKS = 1;
@@ -14,7 +15,7 @@ const FIRST_CHUNKS = 1;
 const MILLISECONDS_A_FRAME = 6;
 // The height in a pane, as a share of it, at which a line is brought into sight.
 const HEIGHT = 0.4;
-// Where a word of the text can be a variable; see remat_magic/views/rows.py.
+// Where a word of the text can be a variable; see remat_magic/views/values.py.
 const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
 /** @typedef {{pane: HTMLElement, next: number, side: Side}} Job */
@@ -46,8 +47,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
   function advance(job, upTo) {
     const { pane, side } = job;
     for (; job.next < Math.min(upTo, side.chunks.length); job.next += 1) {
-      const chunk = document.createElement("div");
-      chunk.className = "remat-chunk";
+      const chunk = element("div", "remat-chunk");
       chunk.innerHTML = side.chunks[job.next];
       pane.append(chunk);
     }
@@ -60,9 +60,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     cancelAnimationFrame(frame);
     const scroll = [...part.querySelectorAll("pre")].map((pane) => [pane.scrollTop, pane.scrollLeft]);
     part.style.minHeight = `${part.offsetHeight}px`;
-    const panes = document.createElement("div");
-    panes.className = "remat-panes";
-    panes.append(...sides.map(({ frame: section }) => section.cloneNode(true)));
+    const panes = element("div", "remat-panes", ...sides.map(({ frame: section }) => section.cloneNode(true)));
     part.replaceChildren(...before.map((element) => element.cloneNode(true)), panes);
     here = null;
     jobs = [...part.querySelectorAll("pre")].map((pane, index) => ({ pane, next: 0, side: sides[index] }));
@@ -123,13 +121,9 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
       if (!text.includes(name)) continue;
       for (const match of text.matchAll(VARIABLE)) {
         if (match[0] !== name) continue;
-        const range = new StaticRange({
-          startContainer: node,
-          startOffset: match.index,
-          endContainer: node,
-          endOffset: match.index + name.length,
-        });
-        const last = match.index + name.length === text.length;
+        const [startOffset, endOffset] = [match.index, match.index + name.length];
+        const range = new StaticRange({ startContainer: node, startOffset, endContainer: node, endOffset });
+        const last = endOffset === text.length;
         const after = last ? (node.nextSibling ?? node.parentElement?.nextSibling) : null;
         (after?.textContent?.startsWith(":") ? definition : uses).add(range);
       }
@@ -194,9 +188,5 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     }
   }
 
-  return {
-    show,
-    reveal,
-    stop: () => cancelAnimationFrame(frame),
-  };
+  return { show, reveal, stop: () => cancelAnimationFrame(frame) };
 }

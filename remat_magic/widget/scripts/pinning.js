@@ -1,7 +1,6 @@
 // @ts-check
-/** @import { Choice, View, Widget } from "./types.js" */
-import { keyOf } from "./types.js";
-import { change } from "./units.js";
+/** @import { Choice, View, Widget } from "./shared.js" */
+import { change, element, keyOf } from "./shared.js";
 
 /** Another choice, "A", that the one which is shown, "B", is compared with. @param {Widget} widget */
 export function pinning(widget) {
@@ -36,10 +35,7 @@ export function pinning(widget) {
       const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
       const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
       const text = now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit);
-      const mark = document.createElement("small");
-      mark.className = "remat-against-it";
-      mark.textContent = `${text} vs A`;
-      total.append(mark);
+      total.append(element("small", "remat-against-it", `${text} vs A`));
     }
   }
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** @import { Panel, Widget } from "./types.js" */
+/** @import { Panel, Widget } from "./shared.js" */
 import { arrange, arrangement } from "./arranging.js";
 import { lineOf } from "./linking.js";
 

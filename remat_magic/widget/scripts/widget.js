@@ -1,15 +1,11 @@
 // @ts-check
-/** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
-import { copyText } from "./clipboard.js";
-import { folding } from "./folding.js";
-import { firstScreen } from "./first_screen.js";
-import { hearing } from "./hearing.js";
+/** @import { Choice, Model, Panel, Store, View, Widget } from "./shared.js" */
+import { checkpointNames } from "./choosing.js";
+import { firstScreen, folding } from "./first_screen.js";
 import { linking } from "./linking.js";
-import { checkpointNames } from "./names.js";
+import { listen, placing, staticCopy } from "./page.js";
 import { pinning } from "./pinning.js";
-import { placing } from "./placing.js";
-import { staticTwin } from "./twin.js";
-import { keyOf } from "./types.js";
+import { keyOf } from "./shared.js";
 
 /*
  * The core: places the HTML that the kernel renders, and hands the reader's actions to whom they concern. Everything
@@ -32,19 +28,30 @@ function storeOf(model) {
 }
 
 /**
- * Begin with nothing that was seen of a model.
+ * Draws the widget, and draws it anew when it shows another function, or other figures of the same one: nothing of what was
+ * drawn holds for that.
  *
- * @param {Model} model
- */
-export function forget(model) {
-  stores.delete(model);
-}
-
-/**
  * @param {{model: Model, el: HTMLElement}} context
  * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
  */
-export function draw({ model, el }, makers) {
+export function render(context, makers) {
+  const { model } = context;
+  let stop = draw(context, makers);
+  const redraw = () => {
+    if (!model.get("_frame")) return; // it is closed
+    stop();
+    stores.delete(model);
+    stop = draw(context, makers);
+  };
+  model.on("change:_frame", redraw);
+  return () => {
+    model.off("change:_frame", redraw);
+    stop();
+  };
+}
+
+/** @param {{model: Model, el: HTMLElement}} context @param {Record<string, (widget: Widget, key: string) => Panel>} makers */
+function draw({ model, el }, makers) {
   const store = storeOf(model);
   // Random, since anywidget gives each widget a module of its own: a counter would begin anew in every one.
   const id = `remat-${Math.random().toString(36).slice(2)}-`;
@@ -74,7 +81,7 @@ export function draw({ model, el }, makers) {
   widget.pinning = pinning(widget);
   const names = checkpointNames(widget);
   const first = firstScreen(widget);
-  const twin = staticTwin(el, model.get("_twin"));
+  const copied = staticCopy(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
   const panels = [...Object.values(widget.panels), folding(widget)];
   /** @type {NonNullable<Panel["controls"]>} */
@@ -108,9 +115,9 @@ export function draw({ model, el }, makers) {
   /** @type {NonNullable<Panel["messages"]>} */
   const messages = {
     hello({ newest = {} }) {
-      // Only now is there a kernel behind the widget: until then the static twin is what can be read.
+      // Only now is there a kernel behind the widget: until then the static copy is what can be read.
       root.hidden = false;
-      twin.replace();
+      copied.hide();
       // What was sent before has come by now, unless nobody heard it.
       const view = model.get("_view");
       if (Object.entries(newest).some(([name, value]) => view[name] !== value)) model.send({ type: "lost" });
@@ -323,7 +330,7 @@ export function draw({ model, el }, makers) {
   model.on("msg:custom", onMessage);
   open(widget.tab);
   onView();
-  hearing(model, () => model.send({ type: "hello" }));
+  listen(model, () => model.send({ type: "hello" }));
 
   return () => {
     for (const panel of [...panels, first]) panel.stop?.();
@@ -331,7 +338,24 @@ export function draw({ model, el }, makers) {
     clearTimeout(late);
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
-    twin.restore();
+    copied.show();
     root.remove();
   };
+}
+
+/** @param {string} text @returns {Promise<void>} */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Not a secure context, as with JupyterLab over plain http from another machine.
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.style.cssText = "position:fixed;opacity:0";
+    document.body.append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    if (!copied) throw new Error("the browser refused");
+  }
 }

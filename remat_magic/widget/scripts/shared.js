@@ -80,3 +80,68 @@
 
 /** What the views of a policy at a place are kept under. @param {string} policy @param {string} at */
 export const keyOf = (policy, at) => `${at}\n${policy}`;
+
+/** An element of a class, with what is in it. @param {string} tag @param {string} kind @param {...(string | Node)} content */
+export function element(tag, kind, ...content) {
+  const made = document.createElement(tag);
+  made.className = kind;
+  made.append(...content);
+  return made;
+}
+
+/** A button that looks like text, whose keys are not JupyterLab's. @param {string} kind @param {string} text @param {() => void} pressed */
+export function link(kind, text, pressed) {
+  const button = /** @type {HTMLButtonElement} */ (element("button", `remat-link ${kind}`, text));
+  button.type = "button";
+  button.dataset.lmSuppressShortcuts = "true";
+  button.addEventListener("click", pressed);
+  return button;
+}
+
+/** A row across a table with a button that folds what follows. @param {string} text @param {boolean} open @param {number} columns @param {() => void} toggle */
+export function foldRow(text, open, columns, toggle) {
+  const button = link("remat-twist", text, toggle);
+  button.setAttribute("aria-expanded", String(open));
+  return rowAcross(button, columns);
+}
+
+/** A row across a table. @param {string | Node} content @param {number} columns */
+export function rowAcross(content, columns) {
+  const head = /** @type {HTMLTableCellElement} */ (element("th", "", content));
+  head.colSpan = columns;
+  return /** @type {HTMLTableRowElement} */ (element("tr", "remat-grouprow", head));
+}
+
+// Numbers as people read them: the same text as remat_magic/units.py makes, which a test compares.
+
+const PREFIXES = ["", "k", "M", "G", "T", "P", "E"];
+
+/** With so many decimals, ties to the even digit as Python rounds them. @param {number} value @param {number} digits */
+function fixed(value, digits) {
+  // All of its digits: 2.675 is a little less, and no tie.
+  if (!new RegExp(`\\.\\d{${digits}}50*$`).test(value.toFixed(20))) return value.toFixed(digits);
+  const down = Math.floor(value * 10 ** digits);
+  return ((down % 2 === 0 ? down : down + 1) / 10 ** digits).toFixed(digits);
+}
+
+/** ``48 B``, ``12.6 MB``, ``1.17 TFLOPs``. @param {number} number @param {string} unit "bytes" or "FLOPs" */
+export function quantity(number, unit) {
+  const short = unit === "bytes" ? "B" : unit;
+  if (Math.abs(number) < 1000) return `${number} ${short}`;
+  let value = number;
+  let prefix = 0;
+  for (; Math.abs(value) >= 999.5; prefix += 1) value /= 1000;
+  const texts = [2, 1, 0].map((digits) => fixed(value, digits));
+  return `${texts.find((text) => text.replace(/\D/g, "").length <= 3)} ${PREFIXES[prefix]}${short}`;
+}
+
+/** A difference with its sign, ``±0`` for none. @param {number} difference @param {string} unit */
+export function change(difference, unit) {
+  const text = quantity(difference, unit);
+  return difference > 0 ? `+${text}` : difference < 0 ? text : "±0";
+}
+
+/** ``1 value``, ``3 values``. @param {number} number @param {string} noun */
+export function count(number, noun) {
+  return `${number.toLocaleString("en-US")} ${noun}${number === 1 ? "" : "s"}`;
+}
