@@ -37,7 +37,10 @@ def environment() -> tuple[list[str], bool]:
     lines += [f"this jax has no {lack.name}: {lack.effect}" for lack in lacks]
     if not lacks and not failed:
         lines.append("nothing of this jax is missing")
-    missing = [package for package in _packages() if not version(package)]
+    # What this package requires, without its extras.
+    requires = (metadata.requires("remat_magic") or ()) if version("remat_magic") else ()
+    needed = [re.match(r"[\w.-]*", text) for text in requires if "extra ==" not in text]
+    missing = [match[0] for match in needed if match and not version(match[0])]
     lines += [f"missing: {', '.join(missing)}"] if missing else []
     lines += _compilers()
     return lines, not (missing or failed)
@@ -71,13 +74,6 @@ def _self_check() -> str:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user is to be told
         return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
     return "" if complete else "a small function is not traced as it is on the versions that were tested"
-
-
-def _packages() -> list[str]:
-    """The packages that this one asks for, without those of its extras."""
-    asked_for = (metadata.requires("remat_magic") or ()) if version("remat_magic") else ()
-    needed = [text for text in asked_for if "extra ==" not in text]
-    return [match[0] for text in needed if (match := re.match(r"[\w.-]+", text))]
 
 
 def main(arguments: Sequence[str] = ()) -> int:

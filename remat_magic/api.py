@@ -163,7 +163,9 @@ class Trace:
 
     Any thread may use it. ``report`` explains the arguments that most methods share: ``policy`` (what decides), ``at``
     (the place that it goes to), ``namespace`` (where your own policies are looked up by name) and ``device`` (as on
-    which the peak is). The attributes ``engine``, ``facts`` and ``lock`` are for the package itself, and may change.
+    which the peak is, and whose data sheet times in seconds are estimated by; by default the device that JAX runs on,
+    if it is known, and peaks as on its CPU). The attributes ``engine``, ``facts`` and ``lock`` are for the package
+    itself, and may change.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -338,7 +340,8 @@ class Trace:
                 policy), the key of a site, ``"sites"`` (all of them), or a mapping of site keys to policies. Default:
                 ``default_at``.
             namespace: where names in a key that are no policies of JAX's are looked up. Default: nowhere.
-            device: as on which device the estimated peak is, as for ``timeline``. Default: as on this machine's CPU.
+            device: a name of ``remat_magic.devices.names()`` or a ``Device``, as on which the estimated peak is, as for
+                ``timeline``. Default: as on this machine's CPU.
 
         Raises:
             RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
@@ -448,9 +451,6 @@ class Trace:
         Args:
             policies: keys, plans or policy objects. Default: all that ``choices`` offers; those that do just the same
                 share a row.
-            device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
-                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
-                peaks as on its CPU.
             measurements: what ``measure`` gave, shown beside the estimates (``ComparisonRow.measurement``): of the
                 device rather than of others. Default: none.
             besides: policies to compare with those that ``choices`` offers. Default: none.
@@ -474,9 +474,6 @@ class Trace:
         here, with the same device: peaks differ between devices, as do the best places.
 
         Args:
-            device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
-                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
-                peaks as on its CPU.
             most: how many choices are tried at most, besides what has no checkpoint and what is as written;
                 ``Places.not_tried`` says what was left out. Default: 40.
 
@@ -521,9 +518,6 @@ class Trace:
         Args:
             device_or_bytes: as for ``fit``.
             compile: as for ``fit``.
-
-        Raises:
-            RematError: as ``fit``.
         """
         from remat_magic.planning.fit import Fitting, Target
 
@@ -551,9 +545,6 @@ class Trace:
 
         Args:
             device_or_bytes: as for ``fit``.
-
-        Raises:
-            RematError: as ``report`` and ``fit``.
         """
         from remat_magic.planning.fit import fit_choice
 
@@ -642,8 +633,6 @@ class Trace:
 
         Args:
             at: as for ``plan``.
-            device: whose seconds are estimated, and as on which the choice is: a ``Device`` or its name. Default: the
-                one that JAX runs on, if it is known, and the choice as on its CPU.
 
         Raises:
             RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
@@ -669,7 +658,6 @@ class Trace:
         """What about a policy, or the function, costs memory or has no effect; what has most at stake first.
 
         Args:
-            device: as on which the peaks (bytes) are: a ``Device`` or its name. Default: as on JAX's CPU.
             quick: whether only that is told for which no other choices have to be traced.
 
         Raises:
@@ -772,13 +760,8 @@ class Trace:
             runs: how many runs of each to time. Default: 5.
             on_update: called with the job, on its thread, whenever its ``progress`` or ``results`` have changed. What
                 it raises is logged. Default: nothing is called.
-            device: as for ``measure``. For a device that is not here several are compiled at once, where there are the
-                cores.
-            effort: as for ``measure``.
+            effort: as for ``measure``. For a device that is not here several are compiled at once, if there are cores.
             seconds: as for ``measure``, for each.
-
-        Raises:
-            RematError: as ``measure``.
         """
         from remat_magic.measuring.job import Measuring
 

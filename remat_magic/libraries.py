@@ -124,9 +124,8 @@ def jit_like(fun: Any) -> Callable[..., Callable[..., Any]]:
 
 def applies_a_model(fun: Any) -> bool:
     """Whether this very object is a model, or applies one: what flax's and haiku's ``apply`` are, and modules."""
-    linen, nnx, equinox = (
-        getattr(sys.modules.get(name), "Module", ()) for name in ("flax.linen", "flax.nnx", "equinox")
-    )
+    names = "flax.linen", "flax.nnx", "equinox"
+    linen, nnx, equinox = (getattr(sys.modules.get(name), "Module", ()) for name in names)
     if isinstance(fun, types.MethodType):
         return isinstance(fun.__self__, linen) and fun.__name__ == "apply"
     if isinstance(fun, types.FunctionType):
@@ -161,11 +160,7 @@ def applied_parameters(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 def checkpoints() -> list[Any]:
     """``jax.checkpoint`` by all its names, and what libraries have in its place."""
     own = (("jax", "checkpoint"), ("jax", "remat"), ("jax.ad_checkpoint", "checkpoint"))
-    others = (
-        ("flax.linen", "remat"),
-        ("flax.nnx", "remat"),
-        ("equinox", "filter_checkpoint"),
-    )
+    others = (("flax.linen", "remat"), ("flax.nnx", "remat"), ("equinox", "filter_checkpoint"))
     there = (getattr(sys.modules.get(module), name, None) for module, name in (*own, *others))
     return [present for present in there if present is not None]
 
@@ -264,11 +259,9 @@ _LIFTED = "(?:Add_metadata_axis|Checkpoint|Jit|Map_variables|Remat_scan|Scan|Vma
 
 
 def class_name_in_linen(name: str, owner: str) -> str:
-    """What the user calls the class of a name that linen may have made up for a checkpointed one.
+    """What the user calls a class whose name linen may have made up: ``Block`` of ``ScanCheckpointBlock``.
 
-    Args:
-        name: ``ScanCheckpointBlock``.
-        owner: the class of the method that is called, ``Block`` or one that that is derived from.
+    ``owner`` is the class of the method that is called, ``Block`` or one that that is derived from.
     """
     if owner and re.fullmatch(f"{_LIFTED}+{re.escape(owner)}", name):
         return owner

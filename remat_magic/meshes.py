@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remat_magic import _jax
 from remat_magic.errors import RematError
@@ -29,13 +29,10 @@ def mesh(axes: str | Mapping[str, int]) -> Mesh:
         RematError: it is no such text, or there are too many devices to be simulated.
     """
     sizes = _axes(axes) if isinstance(axes, str) else dict(axes) if isinstance(axes, Mapping) else {}
-    if not sizes or not all(isinstance(name, str) and _is_size(size) for name, size in sizes.items()):
+    numbers = all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes.values())
+    if not sizes or not numbers or not all(isinstance(name, str) for name in sizes):
         raise RematError(f'a mesh is written by axes and sizes, such as "data=4,model=2", not {axes!r}.')
     return _jax.automatic_mesh({name: int(size) for name, size in sizes.items()})
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0
 
 
 def _axes(text: str) -> dict[str, int]:

@@ -14,7 +14,7 @@ _UNFIT = re.compile(
 
 def printable(text: str) -> str:
     """The text with what would not be seen, or would change what is seen, written as Python escapes it: ``\\x1b``."""
-    return _UNFIT.sub(_escaped, text) if _UNFIT.search(text) else text
+    return _UNFIT.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str, most: int = 300) -> str:
@@ -29,7 +29,3 @@ def text_of(value: object, read: Callable[[object], str] = str) -> str:
         return read(value)
     except Exception:  # noqa: BLE001 - whatever a user's __repr__ does
         return type(value).__name__
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode()

@@ -25,9 +25,7 @@ def compare(
     """``Trace.compare`` of some choices, of which those that do just the same share a row where it is to ``merge``."""
     chosen = devices.default() if device is None else devices.get(device)
     memory = PLAIN if device is None else memory_of(chosen)
-    rows: list[ComparisonRow] = []
-    reports: list[Report | None] = []
-    representatives: dict[Any, int] = {}
+    rows, of_rows, representatives = list[ComparisonRow](), dict[tuple[str, str], Report](), dict[Any, int]()
     for variant in choices:
         try:
             if isinstance(variant, Unknown):
@@ -36,23 +34,14 @@ def compare(
         except RematError as error:
             of = variant if isinstance(variant, Unknown) else variant.selection
             rows.append(ComparisonRow(of.policy, of.at, error=str(error)))
-            reports.append(None)
             continue
         same = representatives.setdefault(_essence(report), len(rows)) if merge else len(rows)
-        if same < len(rows):
-            if report.policy not in (rows[same].policy, *rows[same].same_as):
-                row = rows[same]
-                same_as, labels = (*row.same_as, report.policy), (*row.same_labels, report.label)
-                rows[same] = replace(row, same_as=same_as, same_labels=labels)
-            continue
-        rows.append(row_of(report, chosen))
-        reports.append(report)
-    of_rows = {
-        (key, row.at): report
-        for row, report in zip(rows, reports, strict=True)
-        if report is not None
-        for key in (row.policy, *row.same_as)
-    }
+        if same == len(rows):
+            rows.append(row_of(report, chosen))
+        elif report.policy not in ((row := rows[same]).policy, *row.same_as):
+            same_as, labels = (*row.same_as, report.policy), (*row.same_labels, report.label)
+            rows[same] = replace(row, same_as=same_as, same_labels=labels)
+        of_rows.setdefault((report.policy, report.at), report)
     # Of several of one choice the one for the device counts, and the full compilation before a quick one.
     results = sorted(measurements, key=lambda it: (it.device == (chosen and chosen.name), it.effort == "full"))
     measured = [replace(row, measurement=_last_of(row, results)) for row in rows]
@@ -76,31 +65,19 @@ def _essence(report: Report) -> Any:
     return (report.at, report.residuals, report.recomputed, *kernels, report.peak_bytes, report.backward_error)
 
 
+_OF_FORWARD = ("saved_bytes", "argument_bytes", "offloaded_bytes", "code", "label", "of_devices")
+_OF_BOTH = ("forward_flops", "repeated_flops", "deferred_flops", "recomputed_flops", "repeated_communicated_bytes",
+            "peak_bytes", "peak_low", "peak_high")  # fmt: skip
+
+
 def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
     """The figures of a report, with the times that a device would take."""
-    row = ComparisonRow(
-        report.policy,
-        report.at,
-        saved_bytes=report.saved_bytes,
-        argument_bytes=report.argument_bytes,
-        offloaded_bytes=report.offloaded_bytes,
-        code=report.code,
-        error=report.backward_error,
-        label=report.label,
-        of_devices=report.of_devices,
-    )
+    figures = {name: getattr(report, name) for name in (*_OF_FORWARD, *(() if report.backward_error else _OF_BOTH))}
+    row = ComparisonRow(report.policy, report.at, error=report.backward_error, **figures)
     if report.backward_error:
         return row
     return replace(
         row,
-        forward_flops=report.forward_flops,
-        repeated_flops=report.repeated_flops,
-        deferred_flops=report.deferred_flops,
-        recomputed_flops=report.recomputed_flops,
-        repeated_communicated_bytes=report.repeated_communicated_bytes,
-        peak_bytes=report.peak_bytes,
-        peak_low=report.peak_low,
-        peak_high=report.peak_high,
         times=None if device is None else times(report, device),
         offloading=offloading(report, device),
         complete=all(kernel.known for kernel in (*report.forward_kernels, *report.backward_kernels)),

@@ -78,7 +78,10 @@ def compile_for(
             with contextlib.suppress(OSError):  # of another user
                 cached.touch()  # used now: others are older
             # The bytes are the same wherever the source stands; the lines of what is alive are not.
-            timeline = answer["timeline"] if answer["lines"] == lines else _without_lines(answer["timeline"])
+            timeline: dict[str, Any] | None = answer["timeline"]
+            if timeline is not None and answer["lines"] != lines:
+                without = {"source": None, "library": None}
+                timeline = timeline | {"alive": [buffer | without for buffer in timeline["alive"]]}
             return answer | {"cached": True, "devices": devices, "timeline": timeline}
         except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
@@ -88,12 +91,6 @@ def compile_for(
     if cached is not None and ("memory" in answer or "needed" in answer):
         _write(cached, answer)
     return answer | {"cached": False, "devices": devices}
-
-
-def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
-    if timeline is None:
-        return None
-    return timeline | {"alive": [buffer | {"source": None, "library": None} for buffer in timeline["alive"]]}
 
 
 def _compiled(

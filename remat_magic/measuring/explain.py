@@ -86,10 +86,11 @@ def explain(error: str | BaseException) -> Exhausted:
     code = text.find("RESOURCE_EXHAUSTED: ", begin, match.start())
     sentence = text[code + len("RESOURCE_EXHAUSTED: ") if code >= 0 else match.start() :].partition("\n")[0]
     wanted = _bytes(said.get("wanted"))
+    free = [match] if said.get("available") is not None else [pattern.search(text) for pattern in _FREE_LINES]
     return Exhausted(
         one_line(sentence),
         wanted,
-        _free(text) if said.get("available") is None else _bytes(said["available"]),
+        next((_bytes(match["available"]) for match in free if match), None),
         {"": memory, "hbm": "device"}.get(said.get("memory", ""), said.get("memory", "")),
         when,
         tuple({part[1]: _bytes(part["size"]) or 0 for part in _PARTS.finditer(text, match.end())}.items()),
@@ -105,11 +106,6 @@ def _bytes(size: str | None) -> int | None:
     return None if number is None else round(float(number[1].replace(",", "")) * _FACTORS[number[2].upper()])
 
 
-def _free(text: str) -> int | None:
-    matches = (pattern.search(text) for pattern in _FREE_LINES)
-    return next((_bytes(match["available"]) for match in matches if match), None)
-
-
 def _buffers(text: str, message: re.Match[str], wanted: int | None) -> Iterator[ExhaustedBuffer]:
     """Those of the list that follows the message, or the one that the message itself is about."""
     listed = [*_BUFFER.finditer(text, message.end())]
@@ -118,11 +114,8 @@ def _buffers(text: str, message: re.Match[str], wanted: int | None) -> Iterator[
     end = text.find("\n", message.end())
     line = text[message.start() : end if end >= 0 else len(text)]
     if not listed and wanted is not None and (one := _NO_BUFFER.search(line)):
-        of_message = {
-            "type": one["type"] or one["of"] or "",
-            "label": one["label"] or "",
-            "op_name": one["op_name"] or "",
-        }
+        named = {"type": one["type"] or one["of"], "label": one["label"], "op_name": one["op_name"]}
+        of_message = {name: value or "" for name, value in named.items()}
         yield _buffer(wanted, {**of_message, **_fields(line)})
 
 

@@ -23,37 +23,35 @@ def check_gradients(
     check_inputs(inputs)
     if inputs is None:
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
-    engine, alone, differences = facts.engine, isinstance(inputs, str), list[GradientDifference]()
+    engine, alone = facts.engine, isinstance(inputs, str)
     arrays, reference, sentence = list[Any](), list[np.ndarray[Any, Any]](), ""
     try:
         arrays = arrays_for(engine, inputs, alone=alone) or []
-        reference = _run(
-            facts.under("none", dict.fromkeys(at, "none") if isinstance(at, Mapping) else at), arrays, alone
-        )
+        without = facts.under("none", dict.fromkeys(at, "none") if isinstance(at, Mapping) else at)
+        reference = _run(without, arrays, alone)
     except Exception as error:  # noqa: BLE001 - said for each policy
         sentence = failure(f"run {engine.primal.name} without the checkpoint", error)
-    for policy in policies:
-        variant = facts.choose(policy, at, namespace)
-        if sentence or isinstance(variant, Unknown):
-            of = variant if isinstance(variant, Unknown) else variant.selection
-            differences.append(GradientDifference(of.policy, of.at, error=sentence or getattr(variant, "error", "")))
-            continue
-        of = variant.selection
+
+    def difference(variant: Variant | Unknown) -> GradientDifference:
+        if isinstance(variant, Unknown):
+            return GradientDifference(variant.policy, variant.at, error=sentence or variant.error)
+        policy, at = variant.selection.policy, variant.selection.at
+        if sentence:
+            return GradientDifference(policy, at, error=sentence)
         try:
             values = _run(variant, arrays, alone)
-            differences.append(_difference(of.policy, of.at, _names(engine, len(values), alone), values, reference))
+            return _difference(policy, at, _names(engine, len(values), alone), values, reference)
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
-            sentence_of_one = failure(f"run {engine.primal.name} under {of.policy}", error)
-            differences.append(GradientDifference(of.policy, of.at, error=sentence_of_one))
-    return tuple(differences)
+            return GradientDifference(policy, at, error=failure(f"run {engine.primal.name} under {policy}", error))
+
+    return tuple(difference(facts.choose(policy, at, namespace)) for policy in policies)
 
 
 def _run(variant: Variant, arrays: Sequence[Any], alone: bool) -> list[np.ndarray[Any, Any]]:
     """All that the program returns, on the host."""
     gradient = variant.retrace.gradient(shardings_for(arrays), alone=alone)
     given = [jnp.copy(array) if number in gradient.donated else array for number, array in enumerate(arrays)]
-    results = gradient.lowered.compile()(*given)
-    return [_on_host(result) for result in results]
+    return list(map(_on_host, gradient.lowered.compile()(*given)))
 
 
 def _on_host(result: Any) -> np.ndarray[Any, Any]:
@@ -72,13 +70,10 @@ def _names(engine: Engine, count: int, alone: bool) -> list[str]:
     return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]
 
 
-def _difference(
-    policy: str,
-    at: str,
-    names: Sequence[str],
-    values: Sequence[np.ndarray[Any, Any]],
-    reference: Sequence[np.ndarray[Any, Any]],
-) -> GradientDifference:
+_Arrays = Sequence[np.ndarray[Any, Any]]
+
+
+def _difference(policy: str, at: str, names: Sequence[str], values: _Arrays, reference: _Arrays) -> GradientDifference:
     absolute, where, index = 0.0, "", ()
     relative, relative_where = 0.0, ""
     for name, array, without in zip(names, values, reference, strict=True):

@@ -27,7 +27,7 @@ def defined(
     for _ in uses:
         for name, used in uses.items():
             uses[name] = used.union(*(uses[other] for other in used & uses.keys()))
-    checkpointed = {name for name in uses if _is_checkpointed(namespace[name])}
+    checkpointed = {name for name in uses if any(map(is_checkpoint, layers(namespace[name])))}
     candidates = {name: uses[name] for name, is_function, _ in functions if name in uses and is_function}
     candidates = {name: uses[name] for name in uses if name in candidates or name in checkpointed}
     if checkpointed:
@@ -46,10 +46,6 @@ def defined(
         f"The cell defines {names}: the last is inspected; to choose another, end the cell with its call, such as "
         f"{others[-1]}(...)."
     )
-
-
-def _is_checkpointed(fun: Any) -> bool:
-    return callable(fun) and any(is_checkpoint(layer) for layer in layers(fun))
 
 
 def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], variables: Mapping[str, Any]) -> Callee:

@@ -92,9 +92,13 @@ def _picture(choices: Sequence[FitChoice], fit: Fit | None, in_time: bool) -> st
     sizes |= {fit.capacity_bytes} if fit else set[int]()
     least, most = _around(min(sizes), max(sizes))
     lowest, highest = _around(min(costs), max(costs))
+
+    def hover(choice: FitChoice) -> str:
+        return escape(f"{words_of(choice)}: {answer.needed(choice)}, {answer.cost(choice)}")
+
     dots = "".join(
         f'<button type="button" class="remat-dot" tabindex="-1" data-choice="{number}" data-policy="'
-        f'{html.escape(choice.key)}" data-at="{html.escape(choice.at)}" title="{_hover(choice)}" style="left:'
+        f'{html.escape(choice.key)}" data-at="{html.escape(choice.at)}" title="{hover(choice)}" style="left:'
         f'{_part(needed, least, most)}%;bottom:{_part(cost, lowest, highest)}%" {KEYS}></button>'
         for number, choice, needed, cost in points
     )
@@ -125,10 +129,6 @@ def _picture(choices: Sequence[FitChoice], fit: Fit | None, in_time: bool) -> st
         f'<div class="remat-onward" aria-hidden="true">{along}</div>{slider}'
         f'<div class="remat-axis">needs at its peak{escape(on)}</div></div>'
     )
-
-
-def _hover(choice: FitChoice) -> str:
-    return escape(f"{words_of(choice)}: {answer.needed(choice)}, {answer.cost(choice)}")
 
 
 def _part(number: float, least: float, most: float) -> str:

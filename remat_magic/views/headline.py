@@ -207,12 +207,6 @@ def _item(finding: Advice, live: bool) -> str:
     if finding.code and live:
         copied = f'data-action="copy" data-text="{html.escape(finding.code)}" title="Copy the code"'
         copy = f' <button type="button" {copied} {KEYS}>Copy</button>'
-    return f"<li>{where}{with_code(finding.sentence)}{at_stake}<br>{_mend(finding)}{copy}</li>"
-
-
-def _mend(finding: Advice) -> str:
-    """What to do, in which code looks like code."""
-    if not finding.code:
-        return f"<i>{with_code(finding.mend)}</i>"
-    before, code, after = finding.mend.partition(finding.code)
-    return f"<i>{with_code(before)}</i><code>{escape(code)}</code><i>{with_code(after)}</i>"
+    before, code, after = finding.mend.partition(finding.code) if finding.code else (finding.mend, "", "")
+    mend = f"<i>{with_code(before)}</i>{code and f'<code>{escape(code)}</code><i>{with_code(after)}</i>'}"
+    return f"<li>{where}{with_code(finding.sentence)}{at_stake}<br>{mend}{copy}</li>"

@@ -309,12 +309,16 @@ def timeline_html(
     about = fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
     said = f"At the peak, {runs(timeline.moments[timeline.peak])}: {about} by estimate"
     told = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
+    end = ""
+    if limit is not None:
+        style, label = f"bottom:{100 * limit[1] / marks[-1]:.2f}%", f"{escape(limit[0])}: {fmt.nbytes(limit[1])}"
+        end = f'<i class="remat-limit-line" style="{style}"><span>{label}</span></i>'
     scripted = _lookup(timeline, found, shown, axis, said) if live else ""
     keys = f' tabindex="0" role="slider" aria-label="Moment" aria-valuemin="1" aria-valuemax="{COLUMNS}" {KEYS}'
     return (
         f'<div class="remat-time"{scripted}>{told}<div class="remat-plot"{keys if live else ""}>'
         f'{_upward(marks)}<div class="remat-area">'
-        f"{_svg(timeline, picture, compiled)}{_limit(limit, marks[-1])}"
+        f"{_svg(timeline, picture, compiled)}{end}"
         f'<i class="remat-peak-mark" style="left:{50 * sum(axis.edges[timeline.peak : timeline.peak + 2]):.2f}%" '
         'title="the peak"></i><i class="remat-cursor" hidden></i></div>'
         f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{table_html(held(timeline, live))}</div>{below}"
@@ -394,13 +398,6 @@ def _onward(axis: _Axis, moments: int, phases: Sequence[tuple[Phase, int, int]])
         f'<div class="remat-onward" aria-hidden="true">{numbers}</div>'
         f'<div class="remat-passes" aria-hidden="true">{passes}</div><div class="remat-axis">{unit}</div>'
     )
-
-
-def _limit(limit: tuple[str, int] | None, most: float) -> str:
-    if limit is None:
-        return ""
-    label = f"{escape(limit[0])}: {fmt.nbytes(limit[1])}"
-    return f'<i class="remat-limit-line" style="bottom:{100 * limit[1] / most:.2f}%"><span>{label}</span></i>'
 
 
 # ---------------------------------------------------------------------------------------------------- what holds it

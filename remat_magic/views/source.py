@@ -394,8 +394,10 @@ def _fold(section: _Section, rows: dict[int, Attribution | None], attributions: 
             if scale.live and row is not None
             else str(number)
         )
-        code = _code_cell(line, coloured, marks.get(number, ()), scale)
-        body.append(f'<tr data-line="{key}"><td class="remat-no">{shown}</td>{code}{_costs(row, scale)}</tr>')
+        style = "" if scale.live else ' style="white-space:pre"'
+        code = f"<code{style}>{marked_code(line.rstrip(), coloured, marks.get(number, ()))}</code>"
+        cells = f'<td class="remat-no">{shown}</td><td class="remat-ln"{_left(scale)}>{code}</td>{_costs(row, scale)}'
+        body.append(f'<tr data-line="{key}">{cells}</tr>')
     name = " ".join(filter(None, [section.text.place, section.text.function])) or "source"
     return (
         f"<details{' open' if section.unfolded else ''}><summary {KEYS}>{_summary(section, rows, scale)}</summary>"
@@ -439,11 +441,6 @@ def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
 def _left(scale: _Scale) -> str:
     # A static output may have lost its style sheet, and JupyterLab aligns cells right.
     return "" if scale.live else ' style="text-align:left"'
-
-
-def _code_cell(line: str, coloured: Sequence[Word], marks: Sequence[Mark], scale: _Scale) -> str:
-    style = "" if scale.live else ' style="white-space:pre"'
-    return f'<td class="remat-ln"{_left(scale)}><code{style}>{marked_code(line.rstrip(), coloured, marks)}</code></td>'
 
 
 def _costs(row: Attribution | None, scale: _Scale) -> str:

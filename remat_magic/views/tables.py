@@ -217,8 +217,11 @@ def table_html(table: Table, heads: bool = True) -> str:
         )
         head = f"<caption{where}>{escape(table.caption)}</caption><thead><tr>{cells}</tr></thead>"
     kinds = [kind for _, kind in table.columns]
-    rows = "".join(_row_html(row, kinds) for row in table.rows)
-    return f'<table class="{classes}">{head}<tbody>{rows}</tbody></table>'
+    rows = list[str]()
+    for row in table.rows:
+        cells = "".join(_cell_html(one, kind) for one, kind in zip(row.cells, kinds, strict=True))
+        rows.append(f'<tr class="{f"remat-row {row.kinds}".rstrip()}"{row.html}>{cells}</tr>')
+    return f'<table class="{classes}">{head}<tbody>{"".join(rows)}</tbody></table>'
 
 
 _HOVERS = {"share": ' title="of all that is of its kind"'}
@@ -228,11 +231,6 @@ _SMALL = ("also", "kind", "library", "path", "whole")
 def _left(kind: str) -> str:
     """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
     return "" if kind in ("num", "share", "buttons") else ' style="text-align:left"'
-
-
-def _row_html(row: Row, kinds: Sequence[str]) -> str:
-    cells = "".join(_cell_html(one, kind) for one, kind in zip(row.cells, kinds, strict=True))
-    return f'<tr class="{" ".join(filter(None, ["remat-row", row.kinds]))}"{row.html}>{cells}</tr>'
 
 
 def _cell_html(one: Cell, kind: str) -> str:

@@ -70,26 +70,15 @@ def _subshell(_data: Any, asked: str | None) -> str | None:
 class RematWidget(Channel):
     """What a function keeps for its backward pass, and what every other policy would do.
 
-    Args:
-        trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface).
-        policy: what to show first: a choice's key.
-        at: where the policy is applied; None is the trace's own default.
-        title: a line before the signature, of how the inspection came about.
-        apply: called with this widget by the Apply button; returns the sentence to show. None hides the button.
-        namespace: the user's namespace, in which a policy that is no key is looked up.
-        cell_id: the cell that shows the widget: when it runs again, the widget is closed.
-        device: what is to be fitted, to begin with: the name of an accelerator, or a text of so many bytes; empty for
-            nothing. Default: what the reader chose in the widget that the cell showed before, else the one that JAX has
-            found.
-        panels: the tabs.
+    ``rm.show`` and the magic make it. ``apply`` is called with it by the Apply button, which None hides, and gives the
+    sentence to show; it is closed when the cell of ``cell_id`` runs again. Without a ``device`` (an accelerator's name
+    or so many bytes, empty for nothing) it is what the reader chose in the widget that the cell showed before, else the
+    one that JAX has found.
 
     Attributes:
         policy: the key of the chosen policy. Assigning does what the dropdown does; a policy that fails raises
             RematError and leaves everything as it was.
         at: where it is applied: "function", a site's key or "sites".
-
-    Raises:
-        RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
     """
 
     _css = style(live=True)
@@ -286,7 +275,12 @@ class RematWidget(Channel):
             case "choose":
                 self._choose(request.policy, request.at, request.serial)
             case "names":
-                self._choose(_names_policy(content["names"]), request.at, request.serial)
+                # The policy that saves and offloads the given names, and recomputes the rest.
+                chosen = {"save": list[str](), "offload": list[str](), "recompute": list[str]()}
+                for name, state in content["names"].items():
+                    chosen[state].append(name)
+                policy = f"names(save={chosen['save']!r}, offload={chosen['offload']!r})"
+                self._choose(policy, request.at, request.serial)
             case "peek":
                 self._peek_worker.post(Wish(request.policy, request.at))
             case "device":
@@ -502,13 +496,6 @@ class RematWidget(Channel):
 def _kernel() -> Any:
     """The kernel that this process is, through which a browser may look; None in a terminal and in plain Python."""
     return getattr(get_ipython(), "kernel", None)
-
-
-def _names_policy(names: Mapping[str, str]) -> str:
-    """The policy that saves and offloads the given names and recomputes the rest."""
-    save = [name for name, state in names.items() if state == "save"]
-    offload = [name for name, state in names.items() if state == "offload"]
-    return f"names(save={save!r}, offload={offload!r})"
 
 
 def show(
