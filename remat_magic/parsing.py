@@ -12,14 +12,11 @@ _TRIES: Final = 10
 
 
 def parse_expression(text: str) -> ast.expr:
-    """The tree of an expression, which callers share and must not change.
+    """The tree of an expression, which callers share and must not change; SyntaxError where it is none.
 
     What was parsed lately is remembered, and a mere name is not parsed at all: before 3.11.8 and 3.12.2, a Python
     thread that parses while the collector has interrupted another one's parsing makes that one fail (cpython 106905),
     which may be the one that runs the user's cell.
-
-    Raises:
-        SyntaxError: ``text`` is no expression.
     """
     if text.isascii() and text.isidentifier() and not keyword.iskeyword(text):
         return ast.Name(text, ast.Load())
@@ -36,11 +33,7 @@ def parse_python(code: str) -> ast.Module: ...
 @overload
 def parse_python(code: str, mode: Literal["eval"]) -> ast.Expression: ...
 def parse_python(code: str, mode: str = "exec") -> ast.AST:
-    """As ``ast.parse``, again where another thread's parsing made it fail.
-
-    Raises:
-        SyntaxError: ``code`` is no Python.
-    """
+    """As ``ast.parse``, again where another thread's parsing made it fail."""
     for _ in range(_TRIES - 1):
         try:
             return ast.parse(code, mode=mode)

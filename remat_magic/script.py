@@ -39,18 +39,15 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script, print the answer, and give the exit status."""
+    status = FAILED
     try:
         device = devices.named(options.device) if options.device else None
-    except RematError as error:
-        return _told(error, FAILED)
-    caught = api.catching(options.step, also_threads=True)
-    if not _ran(options, caught) and caught.stopped_at is None:
-        return FAILED
-    try:
+        caught = api.catching(options.step, also_threads=True)
+        if not _ran(options, caught) and caught.stopped_at is None:
+            return FAILED
+        status = NO_STEP
         trace = caught.trace
-    except RematError as error:
-        return _told(error, NO_STEP)
-    try:
+        status = FAILED
         fit = trace.fit(device) if device else None
         report = trace.report() if fit is None or fit.report is None else fit.report
         said = f"{caught.head}\n{caught.note}\n"
@@ -58,16 +55,12 @@ def run(options: argparse.Namespace) -> int:
         if options.html:
             report.save_html(options.html)
     except RematError as error:
-        return _told(error, FAILED)
+        sys.stderr.write(f"{printable(str(error))}\n")
+        return status
     except Exception:  # noqa: BLE001 - whatever it is: Python's own status would say that the step does not fit
         traceback.print_exc()
         return FAILED
     return TOO_BIG if fit is not None and fit.fits is False else FITS
-
-
-def _told(error: RematError, status: int) -> int:
-    sys.stderr.write(f"{printable(str(error))}\n")
-    return status
 
 
 def _ran(options: argparse.Namespace, caught: api.Caught) -> bool:

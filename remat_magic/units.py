@@ -72,15 +72,7 @@ def is_bytes(text: str) -> bool:
 
 
 def parse_bytes(size: int | float | str, what: str = "size") -> int:
-    """Bytes of a number of bytes or of a text with a decimal (``GB``) or binary (``GiB``) unit.
-
-    Args:
-        size: what was given.
-        what: what it is called in an error.
-
-    Raises:
-        RematError: it is no size.
-    """
+    """Bytes of a number or of a text with a decimal (``GB``) or binary (``GiB``) unit; errors say ``what`` it is."""
     if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < float("inf"):
         return int(size)
     number = _NUMBER.fullmatch(size) if isinstance(size, str) else None

@@ -21,9 +21,6 @@ def advise(variant: Variant, device: Device | None, *, quick: bool = False) -> L
     """Advice on one choice, what has most at stake first; the peaks are as on the device.
 
     Where ``quick``, only what takes no other choices to be traced.
-
-    Raises:
-        RematError: as ``Variant.report``.
     """
     try:
         case = Case(variant, memory_of(device))

@@ -41,8 +41,7 @@ def lines_of_part(file: str, first: int, last: int) -> tuple[int, int] | None:
 def under_checkpoint(facts: Facts, of: SourceSpan, first: int, last: int) -> tuple[Report, Report]:
     """The report of a program as it is, and with some lines of the function ``of`` under a checkpoint at each run.
 
-    Raises:
-        RematError: the lines call modules of linen or haiku, or JAX cannot trace it.
+    RematError where the lines call modules of linen or haiku.
     """
     closed, anew, checkpoint = facts.engine.primal.provenances.closed, Rewriter(), Checkpoint(function="part")
 

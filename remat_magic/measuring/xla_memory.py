@@ -270,24 +270,15 @@ _FORWARDED = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "conv
 
 
 class _Program:
-    """The instructions of a compiled program by their names, and who reads what.
-
-    Attributes:
-        instructions: those of all computations.
-        operands: of each, by name.
-        users: the names of those that read each.
-        loops: by the root of its body, and by what body and condition take.
-        roots: of the body of each loop.
-        frames: the lines of Python by their numbers.
-    """
+    """The instructions of a compiled program by their names, and who reads what."""
 
     def __init__(self, module: _jax.Module) -> None:
         self.instructions: dict[str, _jax.Instruction] = {}
         self.operands: dict[str, list[str]] = {}
         self.users: dict[str, list[str]] = defaultdict(list)
-        self.loops: dict[str, str] = {}
-        self.roots: dict[str, str] = {}
-        self.frames = module.frames
+        self.loops: dict[str, str] = {}  # by the root of its body, and by what body and condition take
+        self.roots: dict[str, str] = {}  # of the body of each loop
+        self.frames = module.frames  # the lines of Python by their numbers
         for within in module.computations.values():
             for instruction in within.instructions.values():
                 name = instruction.name

@@ -360,12 +360,8 @@ def unload(ip: InteractiveShell) -> None:
         return
     for kind in ("line", "cell"):
         manager.magics[kind].pop("remat", None)
-    registered: list[tuple[list[Any], Any]] = [
-        (ip.input_transformers_cleanup, mark),
-        (ip.ast_transformers, magics.transformer),
-        (ip.Completer.custom_matchers, magics.matcher),
-    ]
-    for registry, hook in registered:
+    lists: tuple[list[Any], ...] = (ip.input_transformers_cleanup, ip.ast_transformers, ip.Completer.custom_matchers)
+    for registry, hook in zip(lists, (mark, magics.transformer, magics.matcher), strict=True):
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
             registry.remove(hook)
     for event, hook in magics.session.events:

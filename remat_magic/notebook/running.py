@@ -84,13 +84,9 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
     ) -> Any:
         """What is called in place of a function at the end of the cell: itself, where it is not the one to inspect.
 
-        Args:
-            fun: the function.
-            depth: the number of calls that its call is an operand of.
-            last: whether the call stands in an expression with which the cell ends.
-            whole: whether it is all of that.
-            showing: gives what is called after the statement, where that only uses its result; empty where nothing
-                follows, None where more is done.
+        Its call is an operand of ``depth`` calls; it stands in an expression with which the cell ends (``last``), or is
+        all of that (``whole``). ``showing`` gives what is called after the statement, where that only uses its result;
+        it is empty where nothing follows, None where more is done.
         """
         outside = self._functions[:depth]
         self._functions[depth:] = [fun]

@@ -136,8 +136,7 @@ class Session:
         from remat_magic.widget import RematWidget
 
         def function(widget: RematWidget) -> Callable[..., Any]:
-            inside = rebinding is not None and rebinding.is_inside
-            return widget.function_of(inspection.loss) if inside else widget.function
+            return widget.function_of(inspection.loss if rebinding and rebinding.is_inside else None)
 
         widget = RematWidget(
             inspection.trace,

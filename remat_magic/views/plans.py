@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -88,13 +89,9 @@ def plan_rows(values: Sequence[PlannedValue]) -> list[PlanRow]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Numbers in short: ``1-7, 9``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    stretches = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    parts = [[number for _, number in stretch] for _, stretch in stretches]
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def plan_table(plan: Plan) -> Table:

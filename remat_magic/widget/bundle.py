@@ -20,14 +20,9 @@ _EXPORT = re.compile(r"export (?=(?:async )?(?:function|const|class) (?P<name>\w
 
 
 def bundle(entries: Mapping[str, Path], expression: str) -> str:
-    """One module of several and of what they import.
+    """One module of several, as variables of the ``expression`` that is its default export, and of what they import.
 
-    Args:
-        entries: a variable of the result for each module that ``expression`` uses; it has the module's exports.
-        expression: what the result exports as its default.
-
-    Raises:
-        ValueError: a script imports or exports in a way that is not known here.
+    ValueError where a script imports or exports in a way that is not known here.
     """
     texts, variables = list[str](), dict[Path, str]()
 

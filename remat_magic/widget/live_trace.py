@@ -28,20 +28,15 @@ _CLOSED = "this widget was closed, because its cell was run again or close() was
 
 
 class LiveTrace:
-    """A trace, until it is closed, and what the keys of its shown policies stand for. From any thread.
-
-    Args:
-        trace: as for ``RematWidget``, as is ``namespace``; None is closed already.
-        device: the name of the accelerator that is to be fitted, or a text of so many bytes, empty for none; None where
-            nothing is said of it.
+    """A trace, until it is closed (or None), and what the keys of its shown policies stand for. From any thread.
 
     Attributes:
-        device: what is to be fitted, and later what the reader chose: by default the accelerator that is here, empty
-            for a machine without, or with one that is not known.
-        is_asked_for: whether anything was said of it.
+        device: the name of the accelerator that is to be fitted, or a text of so many bytes, empty for none: what was
+            given, later what the reader chose; by default the accelerator that is here, if it is known.
+        is_given: whether anything was said of it.
         was_chosen: whether the reader has chosen it.
         fit: whether the function fits it, as far as that is known; None before anything is.
-        added: plans for budgets that the reader has asked for, of that device.
+        added: plans for budgets that the reader has typed, of that device.
     """
 
     def __init__(
@@ -50,7 +45,7 @@ class LiveTrace:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         here = devices.accelerator() if device is None and trace is not None else None
-        self.is_asked_for, self.was_chosen = device is not None, False
+        self.is_given, self.was_chosen = device is not None, False
         self.device = devices.named(device) if device else here.name if here else ""
         self.fit: Fit | None = None
         self.added: list[FitChoice] = []
@@ -247,7 +242,7 @@ def text_answer(live: LiveTrace, report: Report, title: str) -> Answer:
 
     That is so where no device is chosen, and of a small function where nothing was said of one.
     """
-    if not live.capacity or not (live.is_asked_for or is_large(report)):
+    if not live.capacity or not (live.is_given or is_large(report)):
         return Answer(report, title, IN_CELL)
     console = Console(force_jupyter=False)
     with console.status("…") if sys.stdout.isatty() else contextlib.nullcontext() as status:

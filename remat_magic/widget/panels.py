@@ -76,10 +76,7 @@ class Panel:
 
     Its script in ``scripts/`` exports ``panel(widget, key)``: see ``scripts/shared.js`` for what that returns.
 
-    Args:
-        live: the inspected function.
-        send: sends a message to the browser, from any thread.
-        choose: shows a plan like any other policy: the plan, and the serial of the wish.
+    ``send`` sends a message to the browser, from any thread; ``choose`` shows a plan, for the wish of a serial.
 
     Attributes:
         key: names the tab in HTML and scripts.
