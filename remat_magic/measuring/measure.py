@@ -292,7 +292,7 @@ def _measure_here(
         unless_stopped()
         doing = "compile"
         start = time.perf_counter()
-        compiled = compile_for_memory(gradient.lowered, _platform(engine, arrays))
+        compiled: Any = compile_for_memory(gradient.lowered, _platform(engine, arrays))
         seconds = time.perf_counter() - start
         unless_stopped()
         modules = _or_none(lambda: _jax.modules_of(compiled.runtime_executable().hlo_modules()))

@@ -136,7 +136,7 @@ class Session:
         from remat_magic.widget import RematWidget
 
         def function(widget: RematWidget) -> Callable[..., Any]:
-            return widget.function_of(inspection.loss if rebinding and rebinding.is_inside else None)
+            return widget.function_of(inspection.loss) if rebinding and rebinding.is_inside else widget.function
 
         widget = RematWidget(
             inspection.trace,

@@ -183,9 +183,9 @@ class RematWidget(Channel):
     @property
     def function(self) -> Callable[..., Any]:
         """The inspected function with the current choice applied; RematError where the widget is closed."""
-        return self.function_of(None)
+        return self._live.trace.function(*self._live.arguments(self.policy, self.at))
 
-    def function_of(self, other: Callable[..., Any] | None) -> Callable[..., Any]:
+    def function_of(self, other: Callable[..., Any]) -> Callable[..., Any]:
         """Another function, such as the loss of an inspected gradient, with the current choice applied."""
         return self._live.trace.function(*self._live.arguments(self.policy, self.at), of=other)
 
