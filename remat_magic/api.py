@@ -458,7 +458,7 @@ class Trace:
         Raises:
             RematError: no such device. A policy that fails is a row with its error.
         """
-        from remat_magic.comparing.compare import compare, offered
+        from remat_magic.compare import compare, offered
 
         merge = policies is None
         chosen = offered(self.facts, namespace or {}) if policies is None else policies

@@ -32,18 +32,18 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"records", "_jax", "libraries", "policies", "jaxprs"}, {"jax", "numpy"}),
     "facts": ({"records", "_jax", "jaxprs", "engine", "devices"}, {"jax", "numpy"}),
     "planning": (
-        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "comparing", "devices"},
+        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "compare", "devices"},
         {"jax", "numpy", "scipy"},
     ),
     "measuring": ({"records", "_jax", "jaxprs", "engine", "facts", "devices"}, {"jax", "numpy"}),
-    "comparing": ({"records", "policies", "facts", "devices"}, set()),
+    "compare": ({"records", "policies", "facts", "devices"}, set()),
     "advice": ({"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning", "devices"}, set()),
     "editing": (
         {"records", "_jax", "libraries", "policies", "jaxprs", "engine", "facts", "planning", "devices"},
         {"jax"},
     ),
     "api": (
-        {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
+        {"records", "engine", "facts", "planning", "measuring", "compare", "advice", "editing", "devices"},
         set(),
     ),
     "script": ({"records", "devices", "api", "views", "widget"}, set()),
@@ -68,7 +68,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     # What `import remat_magic` offers.
     "__init__": (
-        {"records", "policies", "devices", "meshes", "measuring", "comparing", "api", "widget", "notebook"},
+        {"records", "policies", "devices", "meshes", "measuring", "compare", "api", "widget", "notebook"},
         {"IPython"},
     ),
 }
@@ -236,7 +236,7 @@ WITHOUT_JAX = (
     "import remat_magic.devices",
     "import remat_magic.views.html, remat_magic.views.text",
 )
-WITH_JAX = "import remat_magic.api", "import remat_magic.comparing.compare"
+WITH_JAX = "import remat_magic.api", "import remat_magic.compare"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic import _jax, devices
-from remat_magic.comparing.compare import row_of
+from remat_magic.compare import row_of
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.primal import Contents
 from remat_magic.engine.vmaps import middle
