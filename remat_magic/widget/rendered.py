@@ -48,31 +48,19 @@ def glance(report: Report) -> dict[str, Any]:
 
 
 class Rendered:
-    """The reports of one widget as HTML. From any thread.
+    """The reports of one widget as HTML, to which its panels add. From any thread.
 
-    Args:
-        title: a line for the kept output, of how the inspection came about.
-        panels: what adds to a report's view.
-        live: the inspected function, with the chosen device; None where it is let go of.
+    ``title`` is a line for the output that is kept, of how the inspection came about; without ``live`` it is closed.
     """
 
     def __init__(self, title: str, panels: Sequence[Panel], live: LiveTrace | None = None) -> None:
-        self._title = title
-        self._panels = panels
-        self._live = live
+        self._title, self._panels, self._live = title, panels, live
         self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
         self._others: dict[tuple[str, str, str], Row] = {}  # rows of the kept table, by device, and as those
 
     def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
-        """A report's view, as the script takes it.
-
-        Args:
-            report: the report.
-            meanings: one-line explanations by policy.
-            unpasted: what to say where there is no code to paste.
-            planned: whether it is for its place alone, as a plan is.
-        """
+        """A report's view, as ``scripts/shared.js`` describes it; ``meanings`` are one-line explanations by policy."""
         key = (report.policy, report.at)
         view = self._views.get(key)
         if view is None or view["complete"] != report.complete or view["noted"] < len(report.notes):
@@ -103,13 +91,9 @@ class Rendered:
         return {key: view for key, view in views if view["complete"]}
 
     def tell_figures(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Find the figures of every report as on the chosen device, for the output that is kept.
+        """Find the figures of every report as on the chosen device, for the output that is kept; whether all are found.
 
-        Args:
-            stop: asked before each, of which the report as on a device can take half a second.
-
-        Returns:
-            Whether all are found.
+        ``stop`` is called before each, which can take half a second.
         """
         device = self._device
         name = device.name if device else ""
@@ -162,20 +146,14 @@ class Rendered:
 class Kept:
     """The output that is kept with the notebook, brought in step with what is shown where nobody waits for it.
 
-    Each replacement is the whole output anew, whose styles a browser works out with those of the whole page.
-
-    Args:
-        rendered: what it is made of.
-
-    Attributes:
-        id: what it is known by, to be replaced and to be hidden.
+    Each replacement is the whole output anew, whose styles a browser works out with those of the whole page. By its
+    ``id`` it is replaced and hidden.
     """
 
     def __init__(self, rendered: Rendered) -> None:
         self._rendered = rendered
         self.id = uuid.uuid4().hex
-        self._is_published = False
-        self._is_behind = False
+        self._is_published = self._is_behind = False
         self._lock = threading.Lock()
 
     def follow(self, rendered: Rendered) -> None:
@@ -194,15 +172,9 @@ class Kept:
             shell.display_pub.publish(self._rendered.kept(report, self.id), transient=transient, update=again)
 
     def catch_up(self, shell: Any, shown: Callable[[], Report], stop: Callable[[], bool]) -> bool:
-        """Replace it, if it was published and something else is shown since.
+        """Replace it, if it was published and something else is shown since; whether it is of what is shown then.
 
-        Args:
-            shell: an IPython ``InteractiveShell``, or None.
-            shown: tells what is shown in full.
-            stop: asked now and then: what is not done then is left to a later call.
-
-        Returns:
-            Whether it is in step with what is shown.
+        What is not done when ``stop`` returns True is left to a later call.
         """
         if not self._is_behind or not self._is_published or shell is None:
             return True
