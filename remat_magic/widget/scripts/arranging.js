@@ -11,7 +11,7 @@
  * @property {Set<string>} unfolded labels of what is folded at first, and is not
  */
 import { standsOn } from "./linking.js";
-import { count, element, foldRow, link, quantity, rowAcross } from "./shared.js";
+import { count, element, foldRow, link, parsed, quantity, rowAcross } from "./shared.js";
 
 // So many rows, the biggest, are seen at first.
 const FIRST = 5;
@@ -42,11 +42,7 @@ const value = (row) => (row.dataset.value === undefined ? null : Number(row.data
 const total = (rows) => rows.reduce((sum, row) => sum + (value(row) ?? 0), 0);
 
 /** The rows of a table's HTML. @param {string} html @returns {HTMLTableRowElement[]} */
-function rowsOf(html) {
-  const template = document.createElement("template");
-  template.innerHTML = html;
-  return [...template.content.querySelectorAll("tr")].filter((row) => row.classList.contains("remat-row"));
-}
+const rowsOf = (html) => [...parsed(html).querySelectorAll("tr")].filter((row) => row.classList.contains("remat-row"));
 
 /** Makes the heads buttons that sort. @param {HTMLTableElement} table @param {(column: number) => void} onSort */
 function dressHeads(table, onSort) {

@@ -1,6 +1,5 @@
 // @ts-check
 /** @import { Panel, View, Widget } from "./shared.js" */
-import { choiceList } from "./choosing.js";
 import { keyOf } from "./shared.js";
 
 /** What of the first screen is of the shown choice. */
@@ -15,7 +14,6 @@ const OTHER = "?";
  */
 export function firstScreen(widget) {
   const { one, all, part, root, store } = widget;
-  const lists = [choiceList(widget, "policy"), choiceList(widget, "at")];
   const asked = new Set();
   /** The HTML of each part, as it came: what comes again disturbs nobody. @type {Map<string, string>} */
   const there = new Map();
@@ -121,13 +119,7 @@ export function firstScreen(widget) {
   });
 
   return {
-    show(view) {
-      fill(view);
-      for (const list of lists) list.show?.(view);
-    },
-    stop() {
-      for (const list of lists) list.stop?.();
-    },
+    show: fill,
     controls: {
       device({ value }) {
         if (value !== OTHER) return chooseDevice(value);
@@ -147,7 +139,6 @@ export function firstScreen(widget) {
       "all-choices": () => widget.open("choices", true),
     },
     messages: {
-      ...lists[0].messages,
       /** @param {{policy: string, at: string, device: string, error?: string} & Record<string, string>} message */
       screen({ policy, at, device: of, error, ...parts }) {
         const key = `${of}\n${keyOf(policy, at)}`;
@@ -177,7 +168,6 @@ export function firstScreen(widget) {
         for (const panel of Object.values(widget.panels)) panel.figured?.();
         widget.place("changes", html);
         mark();
-        for (const list of lists) list.figured?.();
       },
       /** @param {{error?: string}} message */
       ask: ({ error }) => widget.say(error ?? "", Boolean(error)),
@@ -193,58 +183,35 @@ export function firstScreen(widget) {
 }
 
 const PREFIX = "remat_magic-";
-
-/** What was unfolded or folded on this page, for where there is no storage. @type {Map<string, boolean>} */
-const here = new Map();
-
-/** Whether the reader left something unfolded, in whichever widget. @param {string} what */
-function isUnfolded(what) {
-  try {
-    return here.get(what) ?? localStorage.getItem(PREFIX + what) === "yes";
-  } catch {
-    return false;
-  }
-}
-
-/** @param {string} what @param {boolean} open */
-function remember(what, open) {
-  here.set(what, open);
-  try {
-    localStorage.setItem(PREFIX + what, open ? "yes" : "");
-  } catch {}
-}
+/** The class of the widget while a button's content is unfolded, by its action. @type {Record<string, string>} */
+const UNFOLDED = { more: "remat-unfolded", arrange: "remat-arranging" };
 
 /**
- * What a first look does not need is folded until it is asked for, and stays as the reader left it: rarer controls, and
- * what tables are arranged by.
+ * What a first look does not need is folded, and stays as the reader left it, in whichever widget: rarer controls, and what
+ * tables are arranged by.
  * @param {Widget} widget @returns {Panel}
  */
-export function folding(widget) {
-  const { root, one, all } = widget;
-
-  /** @param {string} action of the buttons @param {string} name of the class @param {boolean} open */
-  function unfold(action, name, open) {
+export function folding({ root, one, all }) {
+  /** @param {string} action @param {boolean} open */
+  function unfold(action, open) {
     for (const button of all(`[data-action="${action}"]`)) button.setAttribute("aria-expanded", String(open));
-    root.classList.toggle(name, open);
+    root.classList.toggle(UNFOLDED[action], open);
   }
 
   /** @param {HTMLElement} button */
-  const isOpen = (button) => button.getAttribute("aria-expanded") === "true";
+  function toggle({ dataset: { action = "" }, ariaExpanded }) {
+    const open = ariaExpanded !== "true";
+    try {
+      localStorage.setItem(PREFIX + action, open ? "yes" : "");
+    } catch {} // a page without storage
+    unfold(action, open);
+    if (open && action === "arrange") one("[data-find]").focus();
+  }
 
-  unfold("more", "remat-unfolded", isUnfolded("more"));
-  unfold("arrange", "remat-arranging", isUnfolded("arrange"));
-
-  return {
-    actions: {
-      more(button) {
-        remember("more", !isOpen(button));
-        unfold("more", "remat-unfolded", !isOpen(button));
-      },
-      arrange(button) {
-        remember("arrange", !isOpen(button));
-        unfold("arrange", "remat-arranging", !isOpen(button));
-        if (isOpen(button)) one("[data-find]").focus();
-      },
-    },
-  };
+  for (const action of Object.keys(UNFOLDED)) {
+    try {
+      unfold(action, localStorage.getItem(PREFIX + action) === "yes");
+    } catch {} // as above
+  }
+  return { actions: { more: toggle, arrange: toggle } };
 }

@@ -1,8 +1,8 @@
 // @ts-check
-/** @import { Panel, View, Widget } from "./shared.js" */
+/** @import { Panel, Widget } from "./shared.js" */
 import { lineOf } from "./linking.js";
 import { jaxprPanes } from "./panes.js";
-import { keyOf } from "./shared.js";
+import { keyOf, parsed } from "./shared.js";
 
 /** The forward and the backward jaxpr. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
@@ -40,19 +40,12 @@ export function panel(widget, key) {
     if (filled === what) return;
     filled = what;
     const { forward, backward } = view.bodies;
-    const content = framed(view);
+    const content = parsed(view.jaxprs);
     const [left, right] = content.querySelectorAll("section");
     const before = [...content.children].slice(0, -1);
     panes.show([{ frame: left, chunks: forward }, { frame: right, chunks: backward }], before);
     part(key).removeAttribute("aria-busy");
     part(key).classList.remove("remat-stale");
-  }
-
-  /** @param {View} view */
-  function framed(view) {
-    const template = document.createElement("template");
-    template.innerHTML = view.jaxprs;
-    return template.content;
   }
 
   /** @param {HTMLElement} line */

@@ -1,6 +1,6 @@
 // @ts-check
 /** @import { Choice, View, Widget } from "./shared.js" */
-import { change, element, keyOf } from "./shared.js";
+import { change, element, keyOf, parsed } from "./shared.js";
 
 /** Another choice, "A", that the one which is shown, "B", is compared with. @param {Widget} widget */
 export function pinning(widget) {
@@ -28,11 +28,9 @@ export function pinning(widget) {
 
   /** @param {Record<string, string>} a */
   function showChanges(a) {
-    const template = document.createElement("template");
-    const html = a.totals + a.rarer;
-    template.innerHTML = html;
+    const totals = parsed(a.totals + a.rarer);
     for (const total of all(".remat-total")) {
-      const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
+      const before = totals.querySelector(`[data-total="${total.dataset.total}"]`);
       const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
       const text = now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit);
       total.append(element("small", "remat-against-it", `${text} vs A`));

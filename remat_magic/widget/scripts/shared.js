@@ -56,7 +56,7 @@
  * @property {Store} store
  * @property {View | null} shown
  * @property {string} tab the one that is open
- * @property {Record<string, Panel>} panels
+ * @property {Record<string, Panel>} panels by their tabs, and the lists of policies and places
  * @property {{picked: string, chosen: string, pick: (line: string, row?: string) => void, point: (target: Element) => void, mark: () => void}} linking
  * @property {{view: View | undefined, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
@@ -87,6 +87,13 @@ export function element(tag, kind, ...content) {
   made.className = kind;
   made.append(...content);
   return made;
+}
+
+/** What HTML of the kernel has in it, before it is placed. @param {string} html */
+export function parsed(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  return template.content;
 }
 
 /** A button that looks like text, whose keys are not JupyterLab's. @param {string} kind @param {string} text @param {() => void} pressed */

@@ -1,6 +1,6 @@
 // @ts-check
 /** @import { Choice, Model, Panel, Store, View, Widget } from "./shared.js" */
-import { checkpointNames } from "./choosing.js";
+import { checkpointNames, choiceList } from "./choosing.js";
 import { firstScreen, folding } from "./first_screen.js";
 import { linking } from "./linking.js";
 import { listen, placing, staticCopy } from "./page.js";
@@ -83,7 +83,8 @@ function draw({ model, el }, makers) {
   const first = firstScreen(widget);
   const copied = staticCopy(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  const panels = [...Object.values(widget.panels), folding(widget)];
+  Object.assign(widget.panels, { policy: choiceList(widget, "policy"), at: choiceList(widget, "at"), folding: folding(widget) });
+  const panels = Object.values(widget.panels);
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,
