@@ -29,17 +29,11 @@ def split_name(name: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What XLA's compiler is told of a device that need not be here.
+    """What XLA's compiler is told of a device that need not be here."""
 
-    Attributes:
-        platform: "tpu" or "cuda".
-        topology: the name that libtpu knows one such chip by; empty for a GPU.
-        facts: of a GPU, by the names of the fields of XLA's ``GpuDeviceInfoProto``.
-    """
-
-    platform: str
-    topology: str = ""
-    facts: Mapping[str, int | float | str] = field(default_factory=dict)
+    platform: str  # "tpu" or "cuda"
+    topology: str = ""  # the name that libtpu knows one such chip by; empty for a GPU
+    facts: Mapping[str, int | float | str] = field(default_factory=dict)  # of a GPU: XLA's ``GpuDeviceInfoProto``
 
     @property
     def _chip(self) -> str:
@@ -59,9 +53,6 @@ class Target:
 
         GPUs as slices x hosts x GPUs of a host, at most eight of these; TPUs as the slices that are offered: the chips
         along two or three dimensions, each as long as the one before or twice that.
-
-        Raises:
-            RematError: so many are not offered together.
         """
         if self.platform == "cuda":
             return f"1x1x{devices}" if devices <= _GPUS_OF_HOST else f"1x{-(-devices // _GPUS_OF_HOST)}x{_GPUS_OF_HOST}"
@@ -75,17 +66,10 @@ class Target:
         return f"{self._chip}:{_text(_doubled(doubled, self._dimensions))}"
 
     def several(self, name: str, shape: tuple[int, ...]) -> tuple[str, str, int]:
-        """Several that are connected in a shape.
+        """Several of a name in a shape: of a TPU its chips along each dimension, of a GPU how many there are.
 
-        Args:
-            name: of one.
-            shape: of a TPU its chips along each dimension, of a GPU how many there are.
-
-        Returns:
-            What they are called together, how XLA's compilers name it, and how many devices they are.
-
-        Raises:
-            RematError: they are not offered so; says how they are.
+        What they are called together, how XLA's compilers name it, and how many devices they are. Where they are not
+        offered so, RematError says how they are.
         """
         if self.platform == "cuda":
             if len(shape) == 1 and (1 <= shape[0] <= _GPUS_OF_HOST or shape[0] > 0 == shape[0] % _GPUS_OF_HOST):

@@ -33,6 +33,10 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 
 
+class Stopped(BaseException):
+    """A measurement was cancelled between two of its steps; no error, so that ``except Exception`` lets it through."""
+
+
 def compile_for(
     device: Device,
     lowered: Any,
@@ -44,7 +48,7 @@ def compile_for(
     """What XLA says of a program lowered for a device's platform, compiled for that device, which need not be here.
 
     It waits so many ``seconds`` for the compiler at most, 0 for what is cached only; where ``stop`` returns True the
-    compiler is killed and InterruptedError is raised.
+    compiler is killed and ``Stopped`` is raised.
 
     Returns:
         What ``compiler_process.compile_in`` gives, of one device where several share the work, with ``devices``: how
@@ -132,7 +136,7 @@ def _wait(process: subprocess.Popen[bytes], name: str, seconds: float, stop: Cal
     end = time.monotonic() + seconds
     while process.poll() is None:
         if stop():
-            raise InterruptedError
+            raise Stopped
         if time.monotonic() > end:
             raise RematError(
                 f"XLA has not compiled it for {name} within {seconds:g} s: allow more (seconds=), or compile with less "

@@ -15,7 +15,8 @@ from typing import Any, Unpack
 from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts, Unknown, Variant
-from remat_magic.measuring.measure import How, MeasureRequest, Stopped, measure, without_effect
+from remat_magic.measuring.elsewhere import Stopped
+from remat_magic.measuring.measure import How, MeasureRequest, measure, without_effect
 from remat_magic.records import Fit, FitChoice, Measurement, Progress, Report
 
 # Compilers for devices that are not here use more than one core each.

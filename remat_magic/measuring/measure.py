@@ -18,13 +18,9 @@ from remat_magic.engine.engine import Engine
 from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
-from remat_magic.measuring.elsewhere import compile_for
+from remat_magic.measuring.elsewhere import Stopped, compile_for
 from remat_magic.measuring.xla_memory import sizes_of, with_texts
 from remat_magic.records import Collective, Effort, Measurement, Note, RematError, Report, XlaMemory
-
-
-class Stopped(BaseException):
-    """A measurement was cancelled between two of its steps; no error, so that ``except Exception`` lets it through."""
 
 
 def failure(doing: str, error: BaseException) -> str:
@@ -131,8 +127,6 @@ def _compile_elsewhere(
         measured = replace(measured, findings=findings)
         doing = "compile"
         answer = compile_for(device, gradient.lowered, effort=request.effort, seconds=request.seconds, stop=stop)
-    except InterruptedError:
-        raise Stopped from None
     except RematError as error:
         if _jax.calls_back(error):
             error = RematError(

@@ -172,13 +172,7 @@ class Key:
     def parse(text: str, names: Sequence[str] = (), namespace: Mapping[str, Any] | None = None) -> Key:
         """The key that a text is. Identifiers that are no row of the table are taken for policies of the user's own.
 
-        Args:
-            text: an expression, see ``remat_magic.policies``.
-            names: checkpoint names of the function, for the examples in errors.
-            namespace: of the user, whose identifiers may be misspelt.
-
-        Raises:
-            RematError: it is no expression of policies, a factory is not called, or has wrong arguments.
+        Errors have the checkpoint ``names`` of the function as examples, and the nearest identifier of the namespace.
         """
         try:
             tree = parse_expression(text.strip())
@@ -245,11 +239,7 @@ def _is(alternative: Alternative, *policies: str) -> bool:
 
 
 def check_combinable(keys: Sequence[Key]) -> None:
-    """Raise where JAX cannot combine policies.
-
-    Raises:
-        RematError: one of several keys is no policy, or offloads.
-    """
+    """Raise RematError where JAX cannot combine policies: one of several keys is no policy, or offloads."""
     for alternative in (alternative for key in keys for alternative in key.alternatives if len(keys) > 1):
         if _is(alternative, "as_written", "none"):
             raise RematError(f"{alternative} is not a policy to combine: use two of {', '.join(PLAIN)} or names.")

@@ -142,11 +142,7 @@ def _of_own(
 
 
 def _matching(patterns: Iterable[str], names: Sequence[str], function: str) -> tuple[str, ...]:
-    """Names as they are, globs and regular expressions (``re:``) as those of the ``names`` that they match.
-
-    Raises:
-        RematError: ``function`` has no such name, a pattern matches none, or is no regular expression.
-    """
+    """Names as they are, globs and regular expressions (``re:``) as those of the ``names`` that they match."""
     matched: dict[str, None] = {}
     unknown: list[str] = []
     for pattern in patterns:
