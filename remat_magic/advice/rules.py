@@ -54,13 +54,6 @@ def given_names(engine: Engine) -> list[GivenName]:
     return list(names.values())
 
 
-def makers_of_operands(maker: Maker) -> Iterator[Maker]:
-    """What makes the operands of the operation that made a value; arguments, constants and literals left out."""
-    if maker.eqn is not None:
-        for atom in maker.eqn.invars:
-            yield from (operand for operand in makers(maker.scope, atom) if operand.eqn is not None)
-
-
 _LOGITS = 0.1  # of what is saved, or of the peak: logits that take less are not worth a sentence
 
 
@@ -244,12 +237,13 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
     rows = {(row.name, row.primitive): row for row in reversed(case.report.residuals) if row.name}
     for row in [row for about, row in rows.items() if about in in_vain]:
         given = next((place for place in case.names if place.name == row.name), None)
-        makers = [before for maker in given.makers for before in makers_of_operands(maker)] if given else []
-        inputs = list[str]()
-        for maker in makers:
+        named = [maker for maker in (given.makers if given else ()) if maker.eqn is not None]
+        operands = (before for maker in named for atom in maker.eqn.invars for before in makers(maker.scope, atom))
+        before, inputs = [maker for maker in operands if maker.eqn is not None], list[str]()
+        for maker in before:
             place = case.facts.engine.primal.provenances.of(maker.eqn, maker.scope.chain)
             inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
-        spared = _named_before(case, row.name or "", makers)
+        spared = _named_before(case, row.name or "", before)
         if spared <= 0:
             continue
         what = " and ".join(dict.fromkeys(inputs))

@@ -182,13 +182,11 @@ class _Allocation:
     argument: bool
 
 
-def _read_buffers(
-    text: str, platform: str
-) -> tuple[dict[int, _Allocation], dict[tuple[str, str], tuple[int, int, int, str, str]]]:
-    """The allocations, and for each value its allocation, offset, size, memory and type."""
-    allocations: dict[int, _Allocation] = {}
-    places: dict[tuple[str, str], tuple[int, int, int, str, str]] = {}
-    number = -1
+_Places = dict[tuple[str, str], tuple[int, int, int, str, str]]  # of each value: allocation, offset, size, memory, type
+
+
+def _read_buffers(text: str, platform: str) -> tuple[dict[int, _Allocation], _Places]:
+    allocations, places, number = dict[int, _Allocation](), _Places(), -1
     for line in text.splitlines():
         if header := _ALLOCATION.match(line):
             number = int(header[1])

@@ -114,9 +114,9 @@ class RematWidget(Channel):
         self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
         first = self._turn_to(live, policy, at)
         self._worker = Worker[Wish](self._work)
-        self._peek_worker = Worker[Wish](self._peek)
-        self._turn_worker = Worker[Request](self._turn)
-        self._device_worker = Worker[str](self._work_on_device)
+        turn = Worker[Request](self._turn)
+        other = {"peek": Worker[Request](self._peek), "device": Worker[Request](self._work_on_device)}
+        self._workers = {**other, "gradient": turn, "one-device": turn}  # by the messages that they answer
         self._kept = Kept(self._rendered)
         self._esm = widget_script(panels)
         view, own = {**self._render(first), "serial": 0}, self._kept.id
@@ -194,7 +194,7 @@ class RematWidget(Channel):
         if self._live.closed:
             return
         self._live.close()
-        for worker in (self._worker, self._peek_worker, self._turn_worker, self._device_worker):
+        for worker in (self._worker, *self._workers.values()):
             worker.post(None)
         for panel in (*self._panels, self._screen):
             panel.close()
@@ -281,14 +281,10 @@ class RematWidget(Channel):
                     chosen[state].append(name)
                 policy = f"names(save={chosen['save']!r}, offload={chosen['offload']!r})"
                 self._choose(policy, request.at, request.serial)
-            case "peek":
-                self._peek_worker.post(Wish(request.policy, request.at))
-            case "device":
-                self._device_worker.post(request.text("device"))
             case "apply":
                 self._on_apply()
-            case "gradient" | "one-device":
-                self._turn_worker.post(request)
+            case kind if kind in self._workers:
+                self._workers[kind].post(request)
             case kind if kind in self._answering:
                 self._answering[kind].handle(request)
             case kind:
@@ -338,17 +334,14 @@ class RematWidget(Channel):
                 self._publish(self._good, wish.serial, rendered)
                 self._say(sentence_of(error), error=True)
 
-    def _peek(self, wish: Wish) -> None:
+    def _peek(self, request: Request) -> None:
         """Send a view that the shown one is compared with."""
-        if self._live.closed:
-            return
-        rendered = self._rendered
+        rendered, of = self._rendered, {"policy": request.policy, "at": request.at}
         try:
-            report = self._report(wish.policy, wish.at)
+            if not self._live.closed:
+                self._send_rendered(self._report(**of), rendered, **of)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
-        else:
-            self._send_rendered(report, rendered, policy=wish.policy, at=wish.at)
+            self._send_live({"type": "peek", **of, "error": sentence_of(error)})
 
     def _turn(self, request: Request) -> None:
         """Turn to another gradient that the function takes inside, or to the figures of one device."""
@@ -382,21 +375,21 @@ class RematWidget(Channel):
         if self._idle is not None:
             self._idle.resume(self)
 
-    def _work_on_device(self, name: str) -> None:
+    def _work_on_device(self, request: Request) -> None:
         """Look for what fits another device, and keep a copy of that."""
-        live, screen = self._live, self._screen
+        live, screen, said = self._live, self._screen, ""
         if live.closed:
             return
         try:
-            changed = live.choose_device(name)
+            if live.choose_device(request.text("device")):
+                self._fall_behind()
         except RematError as error:
-            self._send_live({"type": "device", "device": live.device})
-            self._say(sentence_of(error), error=True)
-            return
-        if changed:
-            self._fall_behind()
+            said = str(error)
         self._send_live({"type": "device", "device": live.device})
-        screen.search() if live.fit is None else screen.tell()
+        if said:
+            self._say(said, error=True)
+        else:
+            screen.search() if live.fit is None else screen.tell()
 
     def _fall_behind(self) -> None:
         """Have the copy that is kept replaced when the kernel is idle."""
