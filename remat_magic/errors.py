@@ -1,4 +1,4 @@
-"""What users are told of their mistakes."""
+"""The errors that users see."""
 
 from __future__ import annotations
 

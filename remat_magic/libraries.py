@@ -72,7 +72,7 @@ def wrapped_in(fun: Any) -> tuple[Any, Callable[[Any, Any, Any], Any]] | None:
     inner, by_equinox = getattr(fun, "__wrapped__", None), _made_by_equinox(fun, "filter_jit")
     is_tree = not jax.tree_util.all_leaves([inner])
     if is_tree and (by_equinox or _made_by_equinox(fun, "filter_vmap", "filter_checkpoint")):
-        return inner, lambda held, others, _other: _with_leaves(fun, held, others)
+        return inner, lambda own, others, _other: _with_leaves(fun, own, others)
     if (by_equinox and not fun.donate_rest) or wrappers.is_jitted_plainly(fun):
         jit = sys.modules["equinox"].filter_jit if by_equinox else jax.jit
         with contextlib.suppress(TypeError):
@@ -81,9 +81,9 @@ def wrapped_in(fun: Any) -> tuple[Any, Callable[[Any, Any, Any], Any]] | None:
     return None
 
 
-def _with_leaves(tree: Any, held: Any, others: Any) -> Any:
-    """A pytree with other leaves in the place of those that it holds, which are told by identity."""
-    instead = dict(zip(map(id, jax.tree.leaves(held)), jax.tree.leaves(others), strict=True))
+def _with_leaves(tree: Any, own: Any, others: Any) -> Any:
+    """A pytree with other leaves in the place of those that it holds, which are found by identity."""
+    instead = dict(zip(map(id, jax.tree.leaves(own)), jax.tree.leaves(others), strict=True))
     return jax.tree.map(lambda leaf: instead.get(id(leaf), leaf), tree)
 
 
@@ -139,11 +139,12 @@ def applied_parameters(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     Empty where it is neither of these, whatever is wrapped around it.
     """
     linen, number = getattr(sys.modules.get("flax.linen"), "Module", None), len(args)
-    ways = [inspect.unwrap(getattr(linen, way)) for way in ("apply", "init", "init_with_output") if linen is not None]
-    while (inner := getattr(fun, "__func__", fun)) not in ways:
+    calls = ("apply", "init", "init_with_output") if linen is not None else ()
+    methods = [inspect.unwrap(getattr(linen, call)) for call in calls]
+    while (inner := getattr(fun, "__func__", fun)) not in methods:
         if isinstance(fun, functools.partial):
             args, kwargs, fun = (*fun.args, *args), {**fun.keywords, **kwargs}, fun.func
-        elif (wrapped := getattr(inner, "__wrapped__", None)) is not None and ways:
+        elif (wrapped := getattr(inner, "__wrapped__", None)) is not None and methods:
             fun = wrapped if inner is fun else types.MethodType(wrapped, fun.__self__)
         else:
             return []

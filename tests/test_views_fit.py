@@ -175,16 +175,16 @@ def test_what_was_compiled_is_drawn_as_xla_holds_it():
         LiveValue("f32[4]", 2 * GB, "parameter", "parameter"),
     ]
     shown, report = choice("a", 12 * GB, 0.0, compiled=True), small(peak_bytes=4, peak_by_kind=(("residual", 4),))
-    bar, takes = views.held_html(shown, report, timeline(held[0]), held, "D", CAPACITY)
+    bar, takes = views.live_html(shown, report, timeline(held[0]), held, "D", CAPACITY)
     assert text_of(bar) == (
         "saved for backward 9.00 GB parameters 2.00 GB allocated and not in use then 1.00 GB D 16.9 GB"
     )
     assert takes == ""  # it fits
     too_big = choice("a", 30 * GB, 0.0, compiled=True)
-    bar, takes = views.held_html(too_big, report, timeline(held[0]), held, "", CAPACITY)
+    bar, takes = views.live_html(too_big, report, timeline(held[0]), held, "", CAPACITY)
     assert text_of(takes).startswith("What takes it (by estimate) 9.00 GB")
     assert "limit 16.9 GB" in text_of(bar)
-    bar, _ = views.held_html(too_big, report, timeline(held[0]), [], "D", CAPACITY)
+    bar, _ = views.live_html(too_big, report, timeline(held[0]), [], "D", CAPACITY)
     assert text_of(bar).startswith("by estimate, 4 B: saved for backward 4 B")
 
 

@@ -54,11 +54,11 @@ def test_the_layers_add_up_to_what_is_held_at_each_moment(traced):
     """Those with a line are its own; at most twelve lines have a colour, and no two of them the same."""
     found = layers(traced)
     for number, moment in enumerate(traced.moments):
-        assert sum(layer.held[number] for layer in found) == moment.bytes
+        assert sum(layer.live[number] for layer in found) == moment.bytes
     for layer in found:
         first, end = layer.life
-        assert layer.held[first] > 0 < layer.held[end - 1]
-        assert not any((*layer.held[:first], *layer.held[end:]))
+        assert layer.live[first] > 0 < layer.live[end - 1]
+        assert not any((*layer.live[:first], *layer.live[end:]))
     many = replace(
         timeline(),
         lives=tuple(
@@ -69,7 +69,7 @@ def test_the_layers_add_up_to_what_is_held_at_each_moment(traced):
     lines = [layer for layer in layers(many) if layer.kind]
     assert len({layer.colour for layer in lines}) == len(lines) == 12
     rest = layers(many)[-1]
-    assert (rest.kind, rest.count, max(rest.held)) == ("", 18, sum(range(90, 108)))
+    assert (rest.kind, rest.count, max(rest.live)) == ("", 18, sum(range(90, 108)))
 
 
 def test_time_has_its_true_part(traced):

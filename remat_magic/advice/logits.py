@@ -55,10 +55,10 @@ class Logits:
             if size := self.alive([life.value]):
                 changes[life.first] += size
                 changes[life.end] -= size
-        held, sums = itertools.accumulate(changes), self.operands if self.turns == 1 else 0
+        live, sums = itertools.accumulate(changes), self.operands if self.turns == 1 else 0
         after = max(
             moment.bytes - mine * (parts - 1) // parts + (sums if mine else 0)
-            for moment, mine in zip(timeline.moments, held, strict=False)
+            for moment, mine in zip(timeline.moments, live, strict=False)
         )
         return timeline.peak_bytes - after
 

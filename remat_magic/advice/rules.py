@@ -59,19 +59,19 @@ _LOGITS = 0.1  # of what is saved, or of the peak: logits that take less are not
 
 @dataclass(eq=False)
 class Case:
-    """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
+    """What the rules look at. ``in_force`` has for each site, and for the whole function (""), the policy in force."""
 
     variant: Variant
     memory: DeviceMemory  # as in which the peaks are
     report: Report = field(init=False)
     names: list[GivenName] = field(init=False)
-    asked: dict[str, Key] = field(init=False)
+    in_force: dict[str, Key] = field(init=False)
     facts: Facts = field(init=False)
 
     def __post_init__(self) -> None:
         self.facts, self.report = self.variant.facts, self.variant.report(self.memory)
         self.names = given_names(self.facts.engine)
-        self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.primal.table.sites}
+        self.in_force = {site.key: key_of(site.policy) for site in self.facts.engine.primal.table.sites}
         if self.report.policy in ("as_written", "mixed"):
             return
         policy, at, engine = key_of(self.report.policy), self.report.at, self.facts.engine
@@ -79,8 +79,8 @@ class Case:
             at = "sites"  # the function's own decorator
         if at == "function":
             # A checkpoint around others overrules them, but for jax_remat3.
-            self.asked = {"": policy, **(self.asked if engine.primal.remat3 else {})}
-        self.asked |= {key: policy for key in self.asked if key and at in ("sites", key)}
+            self.in_force = {"": policy, **(self.in_force if engine.primal.remat3 else {})}
+        self.in_force |= {key: policy for key in self.in_force if key and at in ("sites", key)}
 
     def other(self, policy: str, at: str | None = None) -> Report | None:
         """The report of another policy, at the same place or another one; None where there is none."""
@@ -98,7 +98,7 @@ class Case:
         if self.report.policy != "as_written":
             return key_of(self.report.policy)
         everywhere = self.report.at in ("sites", self.facts.engine.default_at)
-        written = {key for site, key in self.asked.items() if everywhere or self.report.at == site}
+        written = {key for site, key in self.in_force.items() if everywhere or self.report.at == site}
         return written.pop() if len(written) == 1 else None
 
     @property
@@ -107,7 +107,7 @@ class Case:
         return self.report.policy not in ("as_written", "none", "mixed")
 
     @cached_property
-    def kept(self) -> tuple[Planner, frozenset[str]] | None:
+    def saved(self) -> tuple[Planner, frozenset[str]] | None:
         """What plans for the place choose among, and the names there of what the policy keeps; None where unknown."""
         selection = self.variant.selection
         if selection.plan is not None or selection.resolved is None or self.report.backward_error:
@@ -120,8 +120,8 @@ class Case:
 
     def keeping(self, keys: Collection[str], label: str) -> Report | None:
         """The report of keeping just the values of these names at the place; None where JAX cannot."""
-        assert self.kept is not None
-        place, _ = self.kept
+        assert self.saved is not None
+        place, _ = self.saved
         values = tuple(value for key, value in place.every_value().items() if key in keys)
         if not values:
             return self.other("nothing_saveable")
@@ -165,7 +165,7 @@ class Case:
         return large
 
     def timeline(self) -> Timeline:
-        """What is held when, under the policy."""
+        """What is live when, under the policy."""
         return self.variant.timeline(self.memory)
 
 
@@ -200,7 +200,7 @@ def stale(case: Case) -> Iterator[Advice]:
 def unknown_name(case: Case) -> Iterator[Advice]:
     """A name that the function does not have, or that is given where the policy's checkpoint does not reach."""
     function, names = case.facts.engine.primal.name, case.facts.engine.names
-    for policy in dict.fromkeys(case.asked.values()):
+    for policy in dict.fromkeys(case.in_force.values()):
         for name in [name for name in policy.names if name not in names]:
             close = difflib.get_close_matches(name, names, 1)
             mend = f"Name a value: checkpoint_name(x, {name!r})."
@@ -212,7 +212,7 @@ def unknown_name(case: Case) -> Iterator[Advice]:
                 mend,
                 stake=_changed(case, policy, name, close[0]) if close else None,
             )
-    for site, policy in case.asked.items():
+    for site, policy in case.in_force.items():
         for name in policy.names:
             places = [place for place in case.names if place.name == name]
             if places and site and not any(site in place.sites for place in places):
@@ -261,15 +261,15 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
 
 def _named_before(case: Case, name: str, makers: Sequence[Maker]) -> int:
     """The FLOPs that are spared where what these make is named in the place of what has a name."""
-    if case.kept is None:
+    if case.saved is None:
         return 0
-    place, kept = case.kept
+    place, saved_names = case.saved
     before = {(id(_jax.traceback_of(maker.eqn)), _jax.primitive_name(maker.eqn)) for maker in makers}
     named = place.parts.naming.values
     instead = {
         key for key, it in named.items() if (id(_jax.traceback_of(it.eqn)), _jax.primitive_name(it.eqn)) in before
     }
-    rest = {key for key in kept if named[key].name != name}
+    rest = {key for key in saved_names if named[key].name != name}
     after = case.keeping(rest | instead, f"{case.report.label} but before {name}") if instead else None
     return 0 if after is None else case.report.recomputed_flops - after.recomputed_flops
 
@@ -435,9 +435,9 @@ def too_wide(case: Case) -> Iterator[Advice]:
     halves = sum(size for kind, size in sizes.items() if kind in _HALF)
     if not halves or 2 * halves < sizes.total():
         return
-    kept = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
+    rows = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
     # Of logits the rule above speaks.
-    wide = [row for row in kept if row.dtype in ("f32", "f64") and not any(of.saved([row]) for of, *_ in case.logits)]
+    wide = [row for row in rows if row.dtype in ("f32", "f64") and not any(of.saved([row]) for of, *_ in case.logits)]
     total = sum(row.nbytes for row in wide)
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return
@@ -533,7 +533,7 @@ _CHEAP = 10.0
 _BETTER = 1.5
 _PART = 0.05  # of all that is saved: what is smaller is not worth a sentence
 _MOST = 3
-_TRIED = 5  # of those that are reckoned to be cheap
+_TRIED = 5  # of the candidates
 
 
 def cheap_to_recompute(case: Case) -> Iterator[Advice]:
@@ -542,10 +542,10 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     A checkpoint on its lines alone is at no place that there is, so that ``trace.fit`` has no such choice.
     """
     report, saved, work = case.report, case.report.saved_bytes, case.report.recomputed_flops
-    if case.kept is None or not saved or case.built or case.facts.engine.primal.table.sites:
+    if case.saved is None or not saved or case.built or case.facts.engine.primal.table.sites:
         return
-    place, kept = case.kept
-    base = place.graph.figures(kept)
+    place, saved_names = case.saved
+    base = place.graph.figures(saved_names)
     least, all_again = place.graph.predict(())
     usual = (all_again - work) / (saved - least) if saved > least else 0.0
     of_logits = {source for logits, *_ in case.logits for source in logits.sources}  # another rule speaks of these
@@ -553,26 +553,26 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     def is_cheap(spared: int, again: int) -> bool:
         return spared >= _PART * saved and again <= min(_CHEAP, usual / _BETTER) * spared
 
-    groups, used = dict[SourceSpan, list[PlannedValue]](), place.graph.used(kept)
+    groups, used = dict[SourceSpan, list[PlannedValue]](), place.graph.used(saved_names)
     for key, value in place.every_value().items():
         if key in used and value.source and value.source not in of_logits:
             groups.setdefault(value.source, []).append(value)
-    reckoned = list[tuple[float, SourceSpan]]()
+    candidates = list[tuple[float, SourceSpan]]()
     for source, values in groups.items():
         if sum(value.nbytes for value in values) >= _PART * saved:
-            after = place.graph.figures(kept - {value.key for value in values})
+            after = place.graph.figures(saved_names - {value.key for value in values})
             spared, again = base.saved_bytes - after.saved_bytes, after.recomputed_flops - base.recomputed_flops
             if is_cheap(spared, again):
-                reckoned.append((spared / max(again, 1), source))
-    told = set[str]()
-    for _, source in sorted(reckoned, key=lambda one: -one[0])[:_TRIED]:
+                candidates.append((spared / max(again, 1), source))
+    said = set[str]()
+    for _, source in sorted(candidates, key=lambda one: -one[0])[:_TRIED]:
         rows = [row for row in report.residuals if row.source == source]
         readers = [reader.source for row in rows for reader in row.needed_by if reader.source]
         part = case.under_checkpoint({source, *readers})
-        if part is None or len(told) == _MOST or part[2] in told or not is_cheap(*part[:2]):
+        if part is None or len(said) == _MOST or part[2] in said or not is_cheap(*part[:2]):
             continue
         spared, again, mend = part
-        told.add(mend)
+        said.add(mend)
         first, times = groups[source][0], sum(value.times for value in groups[source])
         yield Advice(
             "cheap-to-recompute",
@@ -586,7 +586,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         )
 
 
-# Of those with as much at stake the first is told first.
+# Of those with as much at stake the first comes first.
 ANYWHERE: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     stale,
     in_update,

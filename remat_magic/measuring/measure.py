@@ -237,7 +237,7 @@ def measure(
         return _compile_elsewhere(choice, request.elsewhere, request, stop)
     try:
         arrays = arrays_for(choice.engine, request.inputs)
-    except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
+    except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: said, not raised
         return Measurement(choice.selection.policy, choice.selection.at, error=failure("make the inputs", error))
     return _measure_here(choice, arrays, request, stop)
 
@@ -291,7 +291,7 @@ def _measure_here(
         unless_stopped()
         modules = _or_none(lambda: _jax.modules_of(compiled.runtime_executable().hlo_modules()))
         measured = replace(_numbers(measured, compiled, modules), compile_seconds=seconds)
-        measured = replace(measured, findings=offload_kept(gradient.forward.residual_types, modules))
+        measured = replace(measured, findings=offload_note(gradient.forward.residual_types, modules))
         if arrays is not None:
             doing = "run"
             first = _first(_devices(compiled))
@@ -415,7 +415,7 @@ def _timed(
     runs: int,
     unless_stopped: Callable[[], None],
 ) -> list[float]:
-    """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held.
+    """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is live.
 
     What a step writes over are copies, so that the user's arrays stay.
     """
@@ -440,7 +440,7 @@ def _timed(
 _LARGE, _SMALL = 0.2, 0.1
 
 
-def offload_kept(residual_types: Sequence[Any], modules: Sequence[_jax.Module] | None) -> tuple[Note, ...]:
+def offload_note(residual_types: Sequence[Any], modules: Sequence[_jax.Module] | None) -> tuple[Note, ...]:
     """Whether nothing of the residuals that a policy offloads is in the host's memory in the compiled program."""
     moved = sum(_jax.nbytes(aval) for aval in residual_types if _jax.memory_space(aval))
     if not moved or not modules or any(row.on_host for module in modules for row in module.instructions):

@@ -92,8 +92,8 @@ def _joined(ranges: str, buffers: str, program: _Program, platform: str) -> XlaM
             values.append(_Value(name, index, int(first), min(int(last), len(steps) - 1), *place))
     if not steps or not values:
         return None
-    held = _bytes_held(values, allocations, len(steps))
-    peak = max(range(len(held)), key=held.__getitem__)
+    live = _live_bytes(values, allocations, len(steps))
+    peak = max(range(len(live)), key=live.__getitem__)
     alive = (
         _buffer(value, nbytes, allocations[value.allocation], program)
         for value, nbytes in _alive_at(values, allocations, peak)
@@ -101,7 +101,7 @@ def _joined(ranges: str, buffers: str, program: _Program, platform: str) -> XlaM
     noted, sums = _PEAK.search(ranges), _NOTED.findall(ranges)
     return XlaMemory(
         steps=steps,
-        held=tuple(held),
+        held=tuple(live),
         peak=peak,
         alive=tuple(sorted(alive, key=lambda buffer: -buffer.nbytes)),
         backward=_first_backward(steps, program),
@@ -208,7 +208,7 @@ def _space(number: str, platform: str) -> str:
     return _BESIDE.get(number, f"S({number})") if platform == "tpu" else f"S({number})"
 
 
-def _bytes_held(values: Iterable[_Value], allocations: dict[int, _Allocation], steps: int) -> list[int]:
+def _live_bytes(values: Iterable[_Value], allocations: dict[int, _Allocation], steps: int) -> list[int]:
     """The bytes of the device's memory in use at each step."""
     starts, ends = defaultdict[int, list[_Value]](list), defaultdict[int, list[_Value]](list)
     for value in values:
@@ -218,7 +218,7 @@ def _bytes_held(values: Iterable[_Value], allocations: dict[int, _Allocation], s
     live = defaultdict[int, set[_Value]](set)
     in_use: dict[int, int] = {}
     arguments = sum(place.size for place in allocations.values() if place.argument and place.space == "device")
-    held = list[int]()
+    nbytes = list[int]()
     for step in range(steps):
         for value in ends[step]:
             live[value.allocation].discard(value)
@@ -226,8 +226,8 @@ def _bytes_held(values: Iterable[_Value], allocations: dict[int, _Allocation], s
             live[value.allocation].add(value)
         for allocation in {value.allocation for value in (*ends[step], *starts[step])}:
             in_use[allocation] = _covered(live[allocation])
-        held.append(arguments + sum(in_use.values()))
-    return held
+        nbytes.append(arguments + sum(in_use.values()))
+    return nbytes
 
 
 def _covered(values: Iterable[_Value]) -> int:
@@ -240,7 +240,7 @@ def _covered(values: Iterable[_Value]) -> int:
 
 
 def _alive_at(values: Iterable[_Value], allocations: dict[int, _Allocation], step: int) -> list[tuple[_Value, int]]:
-    """What is held at a step, each with the bytes that none before it has: of two that lie together the bigger one.
+    """What is live at a step, each with the bytes that none before it has: of two that lie together the bigger one.
 
     Of two of one size it is the later. The memory of an argument is held throughout, whatever lies there.
     """

@@ -93,14 +93,14 @@ class _Calls(ast.NodeTransformer):
         if showing:
             nothing = ast.arguments([], [], None, [], [], None, [])
             showing = ast.copy_location(ast.Lambda(nothing, ast.Tuple(showing, ast.Load())), node)
-        told = (self._depth, self._last is not None, node is self._last, () if showing == [] else showing)
+        known = (self._depth, self._last is not None, node is self._last, () if showing == [] else showing)
         if isinstance(node.func, ast.Attribute) and _OF_RESULTS.fullmatch(node.func.attr):
             node.func = self.visit(node.func)
         self._depth += 1
         node.args = [self.visit(operand) for operand in node.args]
         node.keywords = [self.visit(operand) for operand in node.keywords]
         self._depth -= 1
-        node.func = magic_call("now.function", node, node.func, *told)
+        node.func = magic_call("now.function", node, node.func, *known)
         return node
 
 

@@ -314,8 +314,8 @@ class RematMagics(Magics):
             raise UsageError(
                 "nothing to inspect: write a call after %remat, such as %remat loss(params, x), or run a cell before."
             )
-        asked, own = f"%%remat {line}\n", _OWN_LINE.match(ran.text)
-        module: Any = ip.compile.ast_parse(ip.transform_cell(asked + (ran.text[own.end() :] if own else ran.text)))
+        first, own = f"%%remat {line}\n", _OWN_LINE.match(ran.text)
+        module: Any = ip.compile.ast_parse(ip.transform_cell(first + (ran.text[own.end() :] if own else ran.text)))
         for node in ast.walk(module) if own is None else ():  # the lines are those of the cell, which has no such line
             if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
                 node.lineno, node.end_lineno = max(1, node.lineno - 1), max(1, (node.end_lineno or 1) - 1)

@@ -12,7 +12,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.headline import notes_of
 
 WORDS = {True: "Fits", False: "Does not fit", None: "May fit"}
-_GIVEN = ("parameter", "argument", "state", "batch")  # held from the first moment to the last, whatever is chosen
+_GIVEN = ("parameter", "argument", "state", "batch")  # live from the first moment to the last, whatever is chosen
 
 
 def verdict(choice: FitChoice, capacity: int) -> tuple[str, str]:
@@ -48,10 +48,10 @@ def place_words(at: str) -> str:
 def notes_of_fit(fit: Fit) -> list[str]:
     """What must be seen besides the heading, which tells of the step; and where nothing helps what was not tried."""
     of_report = notes_of(fit.report, counting=False) if fit.report else []
-    told = [note for note in of_report if not (isinstance(note, Note) and note.kind == "gradient-of-step")]
+    notes = [note for note in of_report if not (isinstance(note, Note) and note.kind == "gradient-of-step")]
     if fit.fits or any(choice.fits is not False for choice in fit.choices):
-        return told
-    return [*told, *(f"{it.what} {fits(it)}. {it.unusable}" for it in _unusable(fit)), *fit.not_tried]
+        return notes
+    return [*notes, *(f"{it.what} {fits(it)}. {it.unusable}" for it in _unusable(fit)), *fit.not_tried]
 
 
 def _unusable(fit: Fit) -> list[FitChoice]:
@@ -174,7 +174,7 @@ def fits(choice: FitChoice) -> str:
 def batch(fit: Fit) -> str:
     """The batch that would fit, as a sentence; empty where none is known.
 
-    Another batch was not compiled: XLA's word for this one is carried over to it.
+    Another batch was not compiled: XLA's word for this one is scaled to it.
     """
     if not fit.largest_batch:
         return ""

@@ -63,11 +63,11 @@ def _row(number: int, choice: FitChoice, fits: bool) -> Row:
         f'<button type="button" class="remat-link" data-policy="{key}" data-at="{at}" '
         f'title="Show it, with its edit below" {KEYS}>{with_code(words_of(choice))}</button>'
     )
-    told = ("\n", Part(choice.unusable, "also")) if choice.unusable else ()
+    said = ("\n", Part(choice.unusable, "also")) if choice.unusable else ()
     saved = "" if choice.saved_bytes is None else fmt.nbytes(choice.saved_bytes)
     cells = (
         cell(),
-        cell(Part(choice.what, html=name), *told),
+        cell(Part(choice.what, html=name), *said),
         cell(f"{answer.needed(choice)}{', compiled' * choice.compiled}"),
         *([cell()] if fits else []),
         cell(answer.cost(choice) if _cost(choice) is not None else ""),
@@ -136,9 +136,9 @@ def _part(number: float, least: float, most: float) -> str:
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
-    """A range with some room around it."""
-    room = _PAD * ((most - least) or 1)
-    return least - room, most + room
+    """A range with a margin around it."""
+    margin = _PAD * ((most - least) or 1)
+    return least - margin, most + margin
 
 
 def _marks(least: float, most: float) -> list[float]:
@@ -214,16 +214,16 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """What the rows do not tell."""
     rows, device = comparison.rows, comparison.device
     front = "◆: no other policy in this table has both less memory and less to add."
-    told = [front] if any(row.pareto for row in rows) else []
+    said = [front] if any(row.pareto for row in rows) else []
     if device is not None:
-        told.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
+        said.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
     if of_devices := next((row.of_devices for row in rows if row.of_devices), ""):
-        told.append(f"Figures are {of_devices}, but for what is measured, which is of one.")
+        said.append(f"Figures are {of_devices}, but for what is measured, which is of one.")
     run = (row.measurement for row in rows if row.measurement and row.measurement.run_seconds is not None)
     simulated = max((measured.devices for measured in run if measured.simulated), default=0)
     if simulated:
-        told.append(f"run: the {simulated} devices are simulated, and take this machine's time for all of them.")
-    return [*told, *comparison.notes, *(comparison.not_tried if isinstance(comparison, Places) else ())]
+        said.append(f"run: the {simulated} devices are simulated, and take this machine's time for all of them.")
+    return [*said, *comparison.notes, *(comparison.not_tried if isinstance(comparison, Places) else ())]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -234,8 +234,8 @@ def comparison_table(comparison: Comparison) -> Table:
         sentences = [row.error, *((measured.error, *measured.findings) if measured else ())]
         front = (Part("◆", html='<span title="on the front">◆</span>'), " ") if row.pareto else ()
         also = (part for other in row.same_labels for part in ("\n", Part(f"= {other}", "also")))
-        told = (part for sentence in filter(None, sentences) for part in ("\n", Part(sentence, "also")))
-        name = cell(*front, Part(row.label, "code"), *also, *told)
+        said = (part for sentence in filter(None, sentences) for part in ("\n", Part(sentence, "also")))
+        name = cell(*front, Part(row.label, "code"), *also, *said)
         body.append(Row((name, *(cell(figure(row)) for _, figure in columns))))
     heads = [("policy", "policy"), *((head, "num") for head, _ in columns)]
     return Table(f"Policies for {comparison.function}", heads, body, "")

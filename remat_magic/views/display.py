@@ -29,7 +29,7 @@ from remat_magic.views.fit import fit_html
 from remat_magic.views.format import escape
 from remat_magic.views.headline import advice_html, stake
 from remat_magic.views.html import page_html, report_html, static
-from remat_magic.views.memory import exhausted_sentences, exhausted_table, held, timeline_html
+from remat_magic.views.memory import exhausted_sentences, exhausted_table, layers_table, timeline_html
 from remat_magic.views.plans import (
     NO_NAMES,
     left_out,
@@ -98,7 +98,7 @@ def renderable(record: Any) -> RenderableType:
             diff = Text(record.diff(), no_wrap=True, overflow="ignore")
             return Group(*map(Text, sentences), diff)
         case Timeline():
-            table = held(record)
+            table = layers_table(record)
             at_peak = [row for row in table.rows if row.cells[0].parts][:TOP_ROWS]
             return Group(Text(line(record)), table_text(replace(table, rows=at_peak)))
         case Exhausted():

@@ -75,8 +75,8 @@ def diffs_html(edit: Edit, live: bool = True) -> str:
                 f'data-text="{html.escape(text)}" title="{hover}" {KEYS}>Copy</button></div>'
             )
         parts.append(_file(file, head=not live))
-    if not files and (told := best.diff()):
-        parts.append(f"<pre>{escape(told)}</pre>")
+    if not files and (said := best.diff()):
+        parts.append(f"<pre>{escape(said)}</pre>")
     scrolls = "" if live else f' tabindex="0" role="region" aria-label="Edit of the source" {KEYS}'
     return f'<div class="remat-diff"{scrolls}>{"".join(parts)}</div>' if parts else ""
 

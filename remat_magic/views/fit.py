@@ -44,9 +44,9 @@ def saves_html(report: Report) -> str:
     return f'<strong title="{figures["saved"].exact}">{saved}</strong> {" ".join(said)}'
 
 
-def answer_html(fit: Fit, held: Sequence[LiveValue] = ()) -> str:
-    """All of it without a script; ``fit`` is of what is shown, ``held`` what XLA's program holds at its peak."""
-    bar, takes = held_html(fit.as_written, fit.report, fit.timeline, held, fit.device, fit.capacity_bytes)
+def answer_html(fit: Fit, live: Sequence[LiveValue] = ()) -> str:
+    """All of it without a script; ``fit`` is of what is shown, ``live`` what is live at the peak of XLA's program."""
+    bar, takes = live_html(fit.as_written, fit.report, fit.timeline, live, fit.device, fit.capacity_bytes)
     return (
         f'<div class="remat-verdict">{verdict_html(fit.as_written, fit, fit.capacity_bytes)}</div>{bar}<div '
         f'class="remat-two"><section>{takes}</section><section>{changes_html(fit, live=False)}</section></div>'
@@ -93,23 +93,23 @@ def back_html(fit: Fit) -> str:
     )
 
 
-def held_html(
+def live_html(
     choice: FitChoice,
     report: Report | None,
     timeline: Timeline | None,
-    held: Sequence[LiveValue],
+    live: Sequence[LiveValue],
     device: str,
     capacity: int,
 ) -> tuple[str, str]:
-    """The bar of what is held at the peak, as compiled where XLA has told, and what takes it by line of source.
+    """The bar of what is live at the peak, as compiled where XLA says so, and what takes it by line of source.
 
     That is an estimate: XLA calls all that a loop stacks by the loop. Where it fits, nobody asks for it.
     """
     memory = (device or "limit", capacity)
     if report is None or timeline is None:
         return "", ""
-    if held and choice.compiled and choice.needed_bytes is not None:
-        bar = compiled_bar_html(held, choice.needed_bytes, memory)
+    if live and choice.compiled and choice.needed_bytes is not None:
+        bar = compiled_bar_html(live, choice.needed_bytes, memory)
     else:
         bar = peak_bar_html(report, memory, estimate=choice.compiled)
     return bar, "" if choice.fits else takes_html(timeline, report, estimate=choice.compiled)
@@ -132,13 +132,13 @@ def taken_table(lines: Sequence[answer.Taken]) -> Table:
             f'<div class="remat-clip" title="{escape(f"{expression} {line.where}")}"><code>{escape(expression)}</code> '
             f"{_mute(line.where)}</div>"
         )
-        held = _bold(fmt.nbytes(line.nbytes), fmt.exact(line.nbytes, "bytes"))
+        nbytes = _bold(fmt.nbytes(line.nbytes), fmt.exact(line.nbytes, "bytes"))
         rows.append(
-            Row((held, cell(Part("", html=bar)), cell(Part(f"{expression}  {line.where}".strip(), html=clipped))))
+            Row((nbytes, cell(Part("", html=bar)), cell(Part(f"{expression}  {line.where}".strip(), html=clipped))))
         )
     if rest := lines[TAKEN:]:
-        held = size(sum(line.nbytes for line in rest))
-        rows.append(Row((held, cell(), cell(fmt.count(len(rest), "more line"))), kinds="remat-rest"))
+        nbytes = size(sum(line.nbytes for line in rest))
+        rows.append(Row((nbytes, cell(), cell(fmt.count(len(rest), "more line"))), kinds="remat-rest"))
     return Table("What takes the memory", (("", "num"), ("", "mini"), ("", "made")), rows, "takes")
 
 
@@ -156,7 +156,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
         return ""
     head = answer.what_to_do(fit).rstrip(".") if fit.fits else "What to change"
     of = {"time": "percentages are of the step's time", "FLOPs": "percentages are of the step's FLOPs"}
-    told = f" <small>({of[answer.cost_head(rows)]})</small>" if rows else ""
+    text = f" <small>({of[answer.cost_head(rows)]})</small>" if rows else ""
     table = table_html(changes_table(rows[:CHANGES], "", live), heads=False) if rows else ""
     nothing_fits = not rows or all(row.choice.fits is False for row in rows)
     said = answer.what_to_do(fit) if nothing_fits and not fit.fits and fit.progress.finished else ""
@@ -170,7 +170,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
         )
     elif len(rows) > CHANGES:
         below += f" {_mute(f'and {len(rows) - CHANGES} more')}"
-    return f"<h4>{head}{told}</h4>{table}<div>{below}</div>"
+    return f"<h4>{head}{text}</h4>{table}<div>{below}</div>"
 
 
 def changes_table(rows: Sequence[answer.Offered], heading: str, live: bool = False) -> Table:
@@ -209,10 +209,10 @@ def words_of(choice: FitChoice) -> str:
 def _exactly(choice: FitChoice) -> str:
     if choice.needed_bytes is None:
         return ""
-    told = fmt.exact(choice.needed_bytes, "bytes")
+    text = fmt.exact(choice.needed_bytes, "bytes")
     if not choice.compiled and choice.needed_low != choice.needed_high:
-        told += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
-    return told
+        text += f", {fmt.between(choice.needed_low or 0, choice.needed_high or 0)}"
+    return text
 
 
 def with_code(text: str) -> str:
@@ -232,10 +232,10 @@ def kept_html(report: Report, timeline: Timeline, device: str) -> str:
     saved, device = fmt.nbytes(report.saved_bytes), escape(device)
     if kept:
         why = "its compiler computes cheap values again, and frees some before others are made"
-        told = f"{device} holds at most {fmt.nbytes(kept)} of it at a time, by estimate: {why}."
+        text = f"{device} holds at most {fmt.nbytes(kept)} of it at a time, by estimate: {why}."
     else:
-        told = f"{device} keeps none of it, by estimate: its compiler computes cheap values again."
-    return f'<p class="remat-empty">Autodiff saves {saved}; {told}</p>'
+        text = f"{device} keeps none of it, by estimate: its compiler computes cheap values again."
+    return f'<p class="remat-empty">Autodiff saves {saved}; {text}</p>'
 
 
 def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, closes: bool = True) -> str:
@@ -294,10 +294,10 @@ def compilers_remarks(measured: Measurement) -> str:
 
 def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
     """What the lists of places and policies tell of choices."""
-    told = list[dict[str, str]]()
+    rows = list[dict[str, str]]()
     for choice in choices:
         known = choice.needed_bytes is not None and not choice.unusable
-        told.append(
+        rows.append(
             {
                 "policy": choice.key,
                 "at": choice.at,
@@ -308,7 +308,7 @@ def figures(choices: Sequence[FitChoice]) -> list[dict[str, str]]:
                 "error": choice.unusable,
             }
         )
-    return told
+    return rows
 
 
 def _mute(text: str, title: str = "") -> str:

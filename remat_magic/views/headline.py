@@ -1,4 +1,4 @@
-"""What is told of a report above its tables: what is inspected, its numbers, notes and advice."""
+"""What is said of a report above its tables: what is inspected, its numbers, notes and advice."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def head_html(signature: str, function: str, step: str, wrt: Iterable[str], titl
     ``title`` is how the inspection came about.
     """
     text, name = escape(signature or function), escape(function)
-    told = f"<b>{name}</b><code>{text.removeprefix(name)}</code>"
+    shown = f"<b>{name}</b><code>{text.removeprefix(name)}</code>"
     if step:
-        told = f"<b>{escape(step)}</b> gradient of <code>{text}</code>"
+        shown = f"<b>{escape(step)}</b> gradient of <code>{text}</code>"
     names = ", ".join(wrt)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(names)}</small>' if names else ""
     came = f' <small class="remat-title">{escape(title)}</small>' if title else ""
     hover = escape(" ".join(filter(None, [signature, f"differentiated: {names}." if names else "", title])))
-    return f'<span class="remat-signature" title="{hover}">{told}{came}{differentiated}</span>'
+    return f'<span class="remat-signature" title="{hover}">{shown}{came}{differentiated}</span>'
 
 
 # What the line of a choice tells, by its total, and how it says it; the others are rarer.

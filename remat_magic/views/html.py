@@ -130,9 +130,9 @@ def _choice(report: Report) -> str:
 
 def others_row(report: Report) -> Row:
     """A choice and its figures: a row of the table of those that are not shown."""
-    told = {total.key: total.value for total in totals(report)}
+    values = {total.key: total.value for total in totals(report)}
     name = cell(Part("", html=_choice(replace(report, label=fmt.truncate(report.label, _LABEL)))))
-    return Row((name, *(cell(told.get(key, "")) for key in _FIGURES)))
+    return Row((name, *(cell(values.get(key, "")) for key in _FIGURES)))
 
 
 _FIGURES = ("saved", "repeated", "deferred", "peak")

@@ -30,14 +30,14 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape, line_key, linked, ticks
 from remat_magic.views.tables import (
     KEYS,
-    HeldRow,
     Home,
+    LiveRow,
     Part,
     Row,
     Table,
     cell,
     expression_html,
-    held_table,
+    live_table,
     near,
     size,
     table_html,
@@ -73,8 +73,8 @@ def role_of(kind: str) -> str:
     return ROLES[kind][1]
 
 
-def held_by_xla(memory: XlaMemory, timeline: Timeline) -> list[LiveValue]:
-    """What XLA's program holds at its peak, in the estimate's kinds; the estimate tells what its arguments are."""
+def live_in_xla(memory: XlaMemory, timeline: Timeline) -> list[LiveValue]:
+    """What is live at the peak of XLA's program, in the estimate's kinds; the estimate tells what its arguments are."""
     arguments: dict[str, LiveKind] = {
         life.value.argument: life.value.kind for life in timeline.lives if life.value.argument
     }
@@ -112,9 +112,9 @@ def peak_bar_html(report: Report, memory: tuple[str, int] | None = None, estimat
     return _bar(parts, peak, max(peak, report.peak_high or 0), memory, caption, lead)
 
 
-def compiled_bar_html(held: Sequence[LiveValue], needed: int, memory: tuple[str, int]) -> str:
+def compiled_bar_html(values: Sequence[LiveValue], needed: int, memory: tuple[str, int]) -> str:
     """The bar of what XLA's program holds at its peak, and of what is allocated besides."""
-    sums = {kind: sum(value.nbytes for value in held if value.kind == kind) for kind in ROLES}
+    sums = {kind: sum(value.nbytes for value in values if value.kind == kind) for kind in ROLES}
     parts = [(*words, sums[kind]) for kind, words in ROLES.items() if sums[kind]]
     if (idle := needed - sum(sums.values())) > 0:
         parts.append(("allocated and not in use then", "constants", idle))
@@ -178,25 +178,25 @@ _REST = "#cfd2d6"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one line of the source holds in one role, or what has no line: ``held`` has the bytes of each moment."""
+    """What one line of the source holds in one role, or what has no line: ``live`` has its bytes at each moment."""
 
     kind: str
     largest: LiveValue
     count: int
-    held: tuple[int, ...]
+    live: tuple[int, ...]
     colour: str = ""
 
     @property
     def life(self) -> tuple[int, int]:
         """The first moment that holds any of it, and the one after the last."""
         return (
-            next(number for number, size in enumerate(self.held) if size),
-            next(len(self.held) - number for number, size in enumerate(reversed(self.held)) if size),
+            next(number for number, size in enumerate(self.live) if size),
+            next(len(self.live) - number for number, size in enumerate(reversed(self.live)) if size),
         )
 
 
 def layers(timeline: Timeline) -> list[Layer]:
-    """All that is held at any moment, from the bottom up: the lines that hold most have colours."""
+    """All that is live at any moment, from the bottom up: the lines that have most are coloured."""
     groups: dict[tuple[str, object], list[tuple[int, int, LiveValue]]] = {}
     for life in timeline.lives:
         source = life.value.source
@@ -204,14 +204,14 @@ def layers(timeline: Timeline) -> list[Layer]:
         groups.setdefault((life.value.kind, line), []).append((life.first, life.end, life.value))
     ranked = sorted(
         (_layer(kind, lives, len(timeline.moments)) for (kind, _), lives in groups.items()),
-        key=lambda layer: -max(layer.held),
+        key=lambda layer: -max(layer.live),
     )
     coloured = dict.fromkeys(_FAMILIES.values(), 0)
     least = timeline.peak_bytes / _PART
     shown, rest = list[Layer](), list[Layer]()
     for layer in ranked:
         family = _FAMILIES.get(layer.kind)
-        if max(layer.held) < least:
+        if max(layer.live) < least:
             rest.append(layer)
         elif family is None:
             shown.append(replace(layer, colour=_GREYS[layer.kind]))
@@ -222,8 +222,8 @@ def layers(timeline: Timeline) -> list[Layer]:
             coloured[family] += 1
     shown.sort(key=lambda layer: [*ROLES].index(layer.kind))  # what is alive anyway lies at the bottom
     if rest:
-        held = tuple(map(sum, zip(*(layer.held for layer in rest), strict=True)))
-        shown.append(Layer("", rest[0].largest, sum(layer.count for layer in rest), held, _REST))
+        live = tuple(map(sum, zip(*(layer.live for layer in rest), strict=True)))
+        shown.append(Layer("", rest[0].largest, sum(layer.count for layer in rest), live, _REST))
     return shown
 
 
@@ -305,10 +305,11 @@ def timeline_html(
         backward = next((axis.edges[start] for phase, start, _ in phases if phase == "backward"), None)
         picture += xla_curve(by_xla, backward, marks[-1], COLUMNS)
         key = f'<p class="remat-xla-key">{escape(xla_name(compiled))}</p>'
-        below = table_html(held_by_xla_table(compiled, by_xla, timeline))
+        below = table_html(xla_table(compiled, by_xla, timeline))
     about = fmt.about(timeline.peak_bytes, timeline.peak_low, timeline.peak_high)
     said = f"At the peak, {runs(timeline.moments[timeline.peak])}: {about} by estimate"
-    told = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
+    table = table_html(layers_table(timeline, live))
+    heading = f'<p class="remat-time-said" data-said>{escape(said)}</p>'
     end = ""
     if limit is not None:
         style, label = f"bottom:{100 * limit[1] / marks[-1]:.2f}%", f"{escape(limit[0])}: {fmt.nbytes(limit[1])}"
@@ -316,12 +317,12 @@ def timeline_html(
     scripted = _lookup(timeline, found, shown, axis, said) if live else ""
     keys = f' tabindex="0" role="slider" aria-label="Moment" aria-valuemin="1" aria-valuemax="{COLUMNS}" {KEYS}'
     return (
-        f'<div class="remat-time"{scripted}>{told}<div class="remat-plot"{keys if live else ""}>'
+        f'<div class="remat-time"{scripted}>{heading}<div class="remat-plot"{keys if live else ""}>'
         f'{_upward(marks)}<div class="remat-area">'
         f"{_svg(timeline, picture, compiled)}{end}"
         f'<i class="remat-peak-mark" style="left:{50 * sum(axis.edges[timeline.peak : timeline.peak + 2]):.2f}%" '
         'title="the peak"></i><i class="remat-cursor" hidden></i></div>'
-        f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{table_html(held(timeline, live))}</div>{below}"
+        f"{_onward(axis, len(timeline.moments), phases)}</div>{key}{table}</div>{below}"
     )
 
 
@@ -340,7 +341,7 @@ def _areas(found: Sequence[Layer], shown: Sequence[int], most: float, words: Cal
     """An area for each layer, on those below."""
     parts, below = list[str](), [0] * len(shown)
     for number, layer in enumerate(found):
-        above = [base + layer.held[moment] for base, moment in zip(below, shown, strict=True)]
+        above = [base + layer.live[moment] for base, moment in zip(below, shown, strict=True)]
         path = _outline(above, below, most)
         if path:
             title = f"<title>{escape(words(layer))}</title>"
@@ -437,14 +438,14 @@ def _life_words(layer: Layer, timeline: Timeline, axis: _Axis) -> str:
 def _layer_words(layer: Layer, timeline: Timeline, axis: _Axis) -> str:
     """A layer on hover: ``softmax(s), In[2]:14, saved for backward: up to 25.8 GB, held from forward to backward``."""
     what = ", ".join(filter(None, [_what(layer), fmt.location(_source(layer)), _role(layer)]))
-    return f"{what}: up to {fmt.nbytes(max(layer.held))}, {_life_words(layer, timeline, axis)}"
+    return f"{what}: up to {fmt.nbytes(max(layer.live))}, {_life_words(layer, timeline, axis)}"
 
 
-def held(timeline: Timeline, live: bool = False) -> Table:
+def layers_table(timeline: Timeline, live: bool = False) -> Table:
     """What holds the memory at the peak, the most first, and below what is gone or to come by then."""
     axis, home, rows = _axis(timeline), home_of(life.value.source for life in timeline.lives), list[Row]()
-    for number, layer in sorted(enumerate(layers(timeline)), key=lambda pair: -pair[1].held[timeline.peak]):
-        nbytes, (first, end) = layer.held[timeline.peak], layer.life
+    for number, layer in sorted(enumerate(layers(timeline)), key=lambda pair: -pair[1].live[timeline.peak]):
+        nbytes, (first, end) = layer.live[timeline.peak], layer.life
         left, width = 100 * axis.edges[first], 100 * (axis.edges[end] - axis.edges[first])
         strip = f'<i style="margin-left:{left:.1f}%;width:{width:.1f}%;background:{layer.colour}"></i>'
         swatch = f'<i class="remat-swatch" style="background:{layer.colour}"></i>'
@@ -482,23 +483,23 @@ def _line(layer: Layer, home: Home | None, live: bool) -> str:
 
 
 def _lookup(timeline: Timeline, found: Sequence[Layer], shown: Sequence[int], axis: _Axis, said: str) -> str:
-    """The attribute that a script reads what is held in each column from."""
+    """The attribute that a script reads what is live in each column from."""
 
     def changes(values: Sequence[Any]) -> list[tuple[int, Any]]:
         """The columns from which on something else is so."""
         return [(at, value) for at, value in enumerate(values) if not at or value != values[at - 1]]
 
-    told = {
+    data = {
         "columns": COLUMNS,
         "said": [
             printable(f"{_time(axis, (column + 0.5) / COLUMNS)}{runs(timeline.moments[moment])}")
             for column, moment in enumerate(shown)
         ],
-        "held": [changes([layer.held[moment] for moment in shown]) for layer in found],
+        "live": [changes([layer.live[moment] for moment in shown]) for layer in found],
         "peak": shown.index(timeline.peak) if timeline.peak in shown else 0,
         "atPeak": printable(said),
     }
-    return f' data-time="{html.escape(json.dumps(told, separators=(",", ":")))}"'
+    return f' data-time="{html.escape(json.dumps(data, separators=(",", ":")))}"'
 
 
 # -------------------------------------------------------------------------------------------------------- as XLA has it
@@ -560,23 +561,23 @@ def _xla_what(buffer: XlaBuffer) -> str:
     return buffer.op_name.rpartition("/")[2] or buffer.opcode
 
 
-def held_by_xla_table(measured: Measurement, memory: XlaMemory, timeline: Timeline) -> Table:
+def xla_table(measured: Measurement, memory: XlaMemory, timeline: Timeline) -> Table:
     """What XLA's program holds at its peak, the biggest first, in the words of the bar; the rows add up to the peak."""
     here = [buffer for buffer in memory.alive if buffer.space == "device"]
     groups: dict[tuple[str, str, str, SourceSpan | None, SourceSpan | None], list[int]] = {}
-    for buffer, value in zip(here, held_by_xla(memory, timeline), strict=True):
+    for buffer, value in zip(here, live_in_xla(memory, timeline), strict=True):
         like = (buffer.type, ROLES[value.kind][0], _xla_what(buffer), buffer.source, buffer.library)
         groups.setdefault(like, []).append(buffer.nbytes)
-    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in groups.items()]
+    rows = [LiveRow(len(sizes), sum(sizes), *like) for like, sizes in groups.items()]
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
-    return held_table(f"{xla_words(measured, memory)}{others}", "What it is", rows, "buffer")
+    return live_table(f"{xla_words(measured, memory)}{others}", "What it is", rows, "buffer")
 
 
 # ------------------------------------------------------------------------------------------------ where it is exhausted
 
 
-_PARTS = 4  # of what a program needs, those that are told
+_PARTS = 4  # of what a program needs, those that are shown
 
 
 def exhausted_sentences(record: Exhausted) -> list[str]:
@@ -605,6 +606,6 @@ def exhausted_table(record: Exhausted) -> Table:
     alike: dict[tuple[str, str, str, SourceSpan | None], list[int]] = {}
     for buffer in record.buffers:
         alike.setdefault((buffer.type, buffer.kind, buffer.what, buffer.source), []).append(buffer.nbytes)
-    rows = [HeldRow(len(sizes), sum(sizes), *like) for like, sizes in alike.items()]
+    rows = [LiveRow(len(sizes), sum(sizes), *like) for like, sizes in alike.items()]
     caption = f"{' '.join(exhausted_sentences(record))} The largest buffers:"
-    return held_table(caption, "Kind", rows, "buffer")
+    return live_table(caption, "Kind", rows, "buffer")

@@ -288,7 +288,7 @@ class _Section:
     text: SourceText
     unfolded: bool
     lines: tuple[Listed, ...]
-    gaps: bool = False  # whether it is told where lines are left out
+    gaps: bool = False  # whether it is shown where lines are left out
 
 
 @dataclass(frozen=True, slots=True)

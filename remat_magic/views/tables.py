@@ -19,7 +19,7 @@ from remat_magic.wording import printable
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
 
-TOP_ROWS = 10  # of a table of what is held
+TOP_ROWS = 10  # of a table of what is live
 
 # The style sheet shows at least so many characters of an expression.
 _CUT_OFF = 20
@@ -62,7 +62,7 @@ class Row:
 class Table:
     """A table: of each column the head and the kind.
 
-    The ``caption`` is for screen readers, or for everybody where it is ``told``. Of the ``kinds`` of the table,
+    The ``caption`` is for screen readers, or for everybody where it is ``visible``. Of the ``kinds`` of the table,
     "stacks" has the cells of each row stacked where there is little room. Columns of the kinds "num" and "share" are
     numbers; the last ones, from one of the kind "made" on, stand below one another in a terminal.
     """
@@ -71,7 +71,7 @@ class Table:
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Row]
     kinds: str = "stacks"
-    told: bool = False
+    visible: bool = False
 
 
 def cell(*parts: Part | str, hover: str = "", bar: float | None = None) -> Cell:
@@ -97,7 +97,7 @@ def typed(text: str, times: int | str = 1, hover: str = "", *more: Part | str) -
 
 
 Home = tuple[str, int | None]
-"""The file, and the cell, whose lines are told by their numbers alone."""
+"""The file, and the cell, whose lines are shown by their numbers alone."""
 
 
 def near(span: SourceSpan | None, home: Home | None) -> str:
@@ -157,8 +157,8 @@ def planned(value: PlannedValue, times: str, numbers: str) -> tuple[Cell, Cell]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRow:
-    """``count`` values that are alike and held at a peak; ``nbytes`` are those of all together."""
+class LiveRow:
+    """``count`` values that are alike and live at a peak; ``nbytes`` are those of all together."""
 
     count: int
     nbytes: int
@@ -169,7 +169,7 @@ class HeldRow:
     library: SourceSpan | None = None
 
 
-def held_table(caption: str, kind: str, rows: Sequence[HeldRow], noun: str) -> Table:
+def live_table(caption: str, kind: str, rows: Sequence[LiveRow], noun: str) -> Table:
     """What is live at a peak, the biggest first, of which the last row has the rest.
 
     The ``caption`` stands above, ``kind`` is the head of the column of kinds, and ``noun`` what each row is.
@@ -185,7 +185,7 @@ def held_table(caption: str, kind: str, rows: Sequence[HeldRow], noun: str) -> T
         number = count(sum(row.count for row in rest), f"more {noun}")
         body.append(Row((size(sum(row.nbytes for row in rest)), cell(), cell(), cell(f"in {number}"))))
     heads = (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
-    return Table(caption, heads, body, told=True)
+    return Table(caption, heads, body, visible=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- as HTML
@@ -210,7 +210,7 @@ def table_html(table: Table, heads: bool = True) -> str:
     classes = " ".join(["remat-table", *(f"remat-{kind}" for kind in table.kinds.split())])
     head = ""
     if heads:
-        where = ' style="text-align:left"' if table.told else ' class="remat-hidden"'
+        where = ' style="text-align:left"' if table.visible else ' class="remat-hidden"'
         cells = "".join(
             f'<th scope="col" class="remat-{kind}"{_left(kind)}{_HOVERS.get(kind, "")}>{escape(text)}</th>'
             for text, kind in table.columns

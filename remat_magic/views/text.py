@@ -191,8 +191,8 @@ class Answer:
                     yield whole
                     return
             above, fill, below = _saved(report, [self.asking.whether, self.asking.more], code)
-        room = MOST_LINES - lines(*title, *above, *below)
-        yield Group(*title, *above, *fill(room, code), *below)
+        left = MOST_LINES - lines(*title, *above, *below)
+        yield Group(*title, *above, *fill(left, code), *below)
 
 
 def is_large(report: Report) -> bool:
@@ -231,14 +231,14 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
     below = _sentences([answer.batch(fit), answer.unfinished(fit)])
     below += [*_notes(answer.notes_of_fit(fit)), *_sentences([more])]
 
-    def fill(room: int, code: _Code) -> list[RenderableType]:
+    def fill(left: int, code: _Code) -> list[RenderableType]:
         best = offered[0].choice if offered else None
         text = "\n".join(filter(None, [_changed(diff), best.code])) if best else ""
-        if best is None or not text or room <= 4:
+        if best is None or not text or left <= 4:
             return []
         caution = [Text(best.caution)] if best.caution else []
         how = "the change to your source" if diff else "as code"
-        return _headed(f"{best.what}: {how}", *code(text, room - 2 - 2 * len(caution)), *caution)
+        return _headed(f"{best.what}: {how}", *code(text, left - 2 - 2 * len(caution)), *caution)
 
     return above, fill, below
 
@@ -269,9 +269,9 @@ def _saved(report: Report, last: Sequence[str], code: _Code) -> _Parts:
         below += _headed("As code", *code(report.code, 6))
     below += [*_notes(notes_of(report, counting=False)), *_sentences(last)]
 
-    def fill(room: int, _: _Code) -> list[RenderableType]:
+    def fill(left: int, _: _Code) -> list[RenderableType]:
         kept = [row for row in residual_rows(report) if row.kept and not row.first.dropped]
-        shown = [row for row in kept[: max(3, room - 3)] if row.nbytes * _SMALLEST >= report.saved_bytes]
+        shown = [row for row in kept[: max(3, left - 3)] if row.nbytes * _SMALLEST >= report.saved_bytes]
         rest = kept[len(shown) :]
         size = f", {fmt.nbytes(sum(row.nbytes for row in rest))}"
         more = _more(sum(row.count for row in rest), "more value", size)
@@ -290,7 +290,7 @@ def _more(number: int, noun: str, size: str = "") -> list[RenderableType]:
 
 
 def _notes(notes: Sequence[str]) -> list[RenderableType]:
-    """A line of each note, as far as there is room."""
+    """A line of each note, as many as there are lines for."""
     lines = [line(f"Note: {' '.join(note.split())}") for note in notes[:_NOTES]]
     return [Text(), *lines, *_more(len(notes) - _NOTES, "more note")] if lines else []
 

@@ -35,11 +35,11 @@ class FirstScreen(Panel):
         self.is_busy: Callable[[], bool] = lambda: False  # whether a cell is running, for which the search waits
         self.on_end: Callable[[], None] = lambda: None  # called when all is known of a device
         self.searching = Worker[str](self._look, "remat_magic fit")
-        self._asked: tuple[Request, Measuring] | None = None  # what the compiler is asked about
+        self._compiling: tuple[Request, Measuring] | None = None  # what is being compiled
 
     def handle(self, request: Request) -> None:
         """Take a message of the browser."""
-        if request.kind == "screen" and self._asked and not self._asked[0].is_of(request):
+        if request.kind == "screen" and self._compiling and not self._compiling[0].is_of(request):
             self._cancel()  # the reader has gone on
         super().handle(request)
 
@@ -50,11 +50,11 @@ class FirstScreen(Panel):
         super().close()
 
     def _cancel(self) -> None:
-        if self._asked is not None:
-            self._asked[1].cancel()
+        if self._compiling is not None:
+            self._compiling[1].cancel()
 
     def answer(self, request: Request) -> dict[str, Any] | None:
-        """What is asked for, as HTML."""
+        """The answer, as HTML."""
         match request.kind:
             case "screen":
                 return self._screen(request)
@@ -77,8 +77,8 @@ class FirstScreen(Panel):
         verdict = views.verdict_html(choice, live.fit, live.capacity, self._how(choice))
         if choice.key != "as_written" and live.fit is not None:
             verdict += f" {views.back_html(live.fit)}"
-        held = live.held_by_xla(choice, timeline)
-        bar, takes = views.held_html(choice, report, timeline, held, *live.memory)
+        in_xla = live.live_in_xla(choice, timeline)
+        bar, takes = views.live_html(choice, report, timeline, in_xla, *live.memory)
         line, rarer = line_html(report, timeline.saved_bytes)
         return {
             "compiled": "yes" if choice.compiled else "",
@@ -94,8 +94,8 @@ class FirstScreen(Panel):
         """What the compiler says besides, or how to ask it."""
         if choice.compiled:
             measured = self._live.measured(choice.key, choice.at)
-            told = views.compilers_remarks(measured) if measured is not None else ""
-            return f'<span class="remat-mute">{fmt.escape(told)}</span>' if told else ""
+            text = views.compilers_remarks(measured) if measured is not None else ""
+            return f'<span class="remat-mute">{fmt.escape(text)}</span>' if text else ""
         if not self._live.is_device:
             return ""
         device = devices.get(self._live.device)
@@ -111,9 +111,9 @@ class FirstScreen(Panel):
         live, device = self._live, self._live.device
         policy, at, namespace = self._arguments(request)
         job = live.trace.measuring([(policy, at)], device=device, namespace=namespace)
-        self._asked = request, job
+        self._compiling = request, job
         job.wait()
-        self._asked = None
+        self._compiling = None
         if not job.results:
             return {}
         (measured,) = job.results
@@ -196,9 +196,9 @@ class FirstScreen(Panel):
 
     def _row(self, row: ComparisonRow) -> dict[str, Any]:
         """A policy's figures, and with a device whether it fits, as for what was tried."""
-        live, told = self._live, choices.figures(row)
+        live, text = self._live, choices.figures(row)
         if not live.capacity or row.error:
-            return told
+            return text
         report = live.trace.report(*live.arguments(row.policy, row.at), device=live.like)
         (fits,) = views.figures([live.choice_of(report)])
-        return {**told, **{name: fits[name] for name in ("needed", "time", "fits")}}
+        return {**text, **{name: fits[name] for name in ("needed", "time", "fits")}}

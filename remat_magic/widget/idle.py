@@ -49,7 +49,7 @@ class IdleTime:
         self._loop = _running_loop()
         self._queue: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self._worker = Worker[IdleTime](IdleTime._work_ahead, "remat_magic ahead")
+        self._worker = Worker[IdleTime](IdleTime._prefetch_all, "remat_magic prefetching")
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
 
@@ -152,8 +152,8 @@ class IdleTime:
         if self._prefetching and self._loop is not None and self._loop.is_running():
             self._timer = self._loop.call_later(delay, self._worker.post, self)
 
-    def _work_ahead(self) -> None:
-        """One retrace after another, with room for whatever else Python has to do, until a cell begins."""
+    def _prefetch_all(self) -> None:
+        """One retrace after another, with time for whatever else Python has to do, until a cell begins."""
         while True:
             with self._lock:
                 if self._busy or not self._prefetching:
@@ -204,7 +204,7 @@ def idle_time(shell: Any) -> IdleTime | None:
 
 
 class Prefetch:
-    """Of one widget's policies those that nobody has asked for yet, one after another."""
+    """Of one widget's policies those that nobody has looked at yet, one after another."""
 
     def __init__(self) -> None:
         self._tried: set[tuple[str, str]] = set()
@@ -229,7 +229,7 @@ class Prefetch:
             start = time.perf_counter()
             report = trace.report(*key, live.namespace)
             self._slow = time.perf_counter() - start > UNIT
-        except Exception:  # noqa: BLE001 -- nobody asked for it yet; whoever does will be told
+        except Exception:  # noqa: BLE001 -- nobody looks at it yet; whoever does will see
             return None, True
         finally:
             trace.lock.release()

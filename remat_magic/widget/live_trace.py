@@ -16,7 +16,7 @@ from remat_magic.api import Policy, Trace
 from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, RematError, Report, Timeline
 from remat_magic.views.answer import offered
 from remat_magic.views.fit import compilers_remarks
-from remat_magic.views.memory import held_by_xla
+from remat_magic.views.memory import live_in_xla
 from remat_magic.views.tables import printed
 from remat_magic.views.text import IN_CELL, Answer, is_large
 from remat_magic.wording import printable
@@ -124,7 +124,7 @@ class LiveTrace:
         fit = self.fit or Fit(report.function, *self.memory, choice)
         return replace(fit, as_written=choice, report=on_device, timeline=timeline)
 
-    def held_by_xla(self, choice: FitChoice, timeline: Timeline | None) -> list[LiveValue]:
+    def live_in_xla(self, choice: FitChoice, timeline: Timeline | None) -> list[LiveValue]:
         """What XLA's program holds at its peak under a choice that was compiled; empty where it did not tell."""
         if not choice.compiled or timeline is None or not self.is_device:
             return []
@@ -133,7 +133,7 @@ class LiveTrace:
             policy, at, namespace = self.arguments(choice.key, choice.at)
             measured = self.trace.measure(policy, at, namespace=namespace, device=self.device, seconds=0)
             self.add_measured(self.device, [measured] if not measured.error else [])
-        return held_by_xla(measured.timeline, timeline) if measured.timeline else []
+        return live_in_xla(measured.timeline, timeline) if measured.timeline else []
 
     def find_out(self, report: Report, tell: Callable[[str], None]) -> list[str]:
         """Search for what fits now, and compile the choice that a report is of; ``tell`` is called with what is done.

@@ -1,4 +1,4 @@
-"""The tabs of the widget: what each adds to every view, and what it answers when it is asked."""
+"""The tabs of the widget: what each adds to every view, and what it answers the browser."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What is asked for."""
+        """Its type."""
         return self.text("type")
 
     @property
@@ -255,16 +255,16 @@ class Listing(Panel):
 
 
 class Memory(Panel):
-    """What is held from operation to operation, by estimate, and over it XLA's own where it was compiled."""
+    """What is live from operation to operation, by estimate, and over it XLA's own where it was compiled."""
 
     key, title = "memory", "Memory"
     asks = (("memory",),)
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """The picture and the tables of what is held."""
+        """The picture and the tables of what is live."""
         device = request.text("device")
         timeline = self._live.trace.timeline(*self._arguments(request), device=request.device)
-        if is_bytes(device):  # as on some device, but of none is it told how fast it is
+        if is_bytes(device):  # as on some device, but how fast it is nobody knows
             timeline = replace(timeline, seconds=())
         size, compiled = self._live.devices.get(device), self._live.measured(request.policy, request.at, device)
         return {"html": timeline_html(timeline, compiled, (device, size) if size else None, live=True)}
@@ -316,7 +316,7 @@ class Choices(Panel):
         self._flips: dict[str, WhatIf] = {}
 
     def answer(self, request: Request) -> Mapping[str, Any] | None:
-        """What is asked for, as HTML."""
+        """The answer, as HTML."""
         match request.kind:
             case "tried":
                 return self._tried(request)
@@ -372,8 +372,8 @@ class Notes(Panel):
             with contextlib.suppress(RematError):  # what cannot be advised on says so itself
                 arguments = self._live.arguments(report.policy, report.at)
                 findings = cards(self._live.trace.advice(*arguments, quick=True))
-        told = {finding.kind for finding in findings}  # with its mend
-        notes = [note for note in notes_of(report) if getattr(note, "kind", "") not in told]
+        mended = {finding.kind for finding in findings}  # with its mend
+        notes = [note for note in notes_of(report) if getattr(note, "kind", "") not in mended]
         noted = f"{notes_html(notes)}{advice_html(findings)}"
         view["parts"]["noted"] = noted or '<p class="remat-empty">There is no note on this choice.</p>'
         view["counts"][self.key] = len(notes) + len(findings) or ""

@@ -130,7 +130,7 @@ class Rendered:
             title=self._title,
             remark=_saved(self._live.device if self._live else ""),
             twin=twin,
-            answer=answer_html(fit, self._live.held_by_xla(fit.as_written, fit.timeline)) if fit and self._live else "",
+            answer=answer_html(fit, self._live.live_in_xla(fit.as_written, fit.timeline)) if fit and self._live else "",
             step=self._live.trace.step_name if self._live else "",
             most=MOST_BYTES - len(plain.encode()),
         )

@@ -57,14 +57,14 @@ class Channel(anywidget.AnyWidget):
         getattr(self.comm, "__dict__", {}).pop("_reply_subshell_id", None)
 
 
-def _subshell(_data: Any, asked: str | None) -> str | None:
+def _subshell(_data: Any, wanted: str | None) -> str | None:
     """The subshell that a message is for: the one that the browser asks for, if this kernel has it."""
     try:
         kernel = sys.modules["ipykernel.kernelbase"].Kernel.instance()
         subshells = kernel.shell_channel_thread.manager.list_subshell()
     except Exception:  # noqa: BLE001 - private to ipykernel, which may arrange it otherwise at any time
-        return asked
-    return asked if asked in subshells else None
+        return wanted
+    return wanted if wanted in subshells else None
 
 
 class RematWidget(Channel):
@@ -111,12 +111,12 @@ class RematWidget(Channel):
         live = LiveTrace(trace, namespace, device)
         self._title = title
         self._panel_types = panels
-        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
-        first = self._turn_to(live, policy, at)
+        self._publishing = threading.RLock()  # locked to publish, so that nothing of what was shown before comes after
+        first = self._show_trace(live, policy, at)
         self._worker = Worker[Wish](self._work)
-        turn = Worker[Request](self._turn)
+        switch = Worker[Request](self._switch)
         other = {"peek": Worker[Request](self._peek), "device": Worker[Request](self._work_on_device)}
-        self._workers = {**other, "gradient": turn, "one-device": turn}  # by the messages that they answer
+        self._workers = {**other, "gradient": switch, "one-device": switch}  # by the messages that they answer
         self._kept = Kept(self._rendered)
         self._esm = widget_script(panels)
         view, own = {**self._render(first), "serial": 0}, self._kept.id
@@ -127,7 +127,7 @@ class RematWidget(Channel):
         if self._idle is not None:
             self._idle.keep(self, cell_id)
 
-    def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
+    def _show_trace(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
         """Make ready to show a function; what is shown first of it. Where that fails, nothing has changed."""
         try:
             first = live.preview(policy, live.trace.default_at if at is None else at)
@@ -138,7 +138,7 @@ class RematWidget(Channel):
         panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
         screen = FirstScreen(live, self._send_live, self._choose_plan)
         screen.is_busy, screen.on_end = self._is_disturbed, self._fall_behind
-        with self._turning:
+        with self._publishing:
             self._wishes = Wishes(Wish(first.policy, first.at))
             self._good = first
             self._panels, self._screen = panels, screen
@@ -343,8 +343,8 @@ class RematWidget(Channel):
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._send_live({"type": "peek", **of, "error": sentence_of(error)})
 
-    def _turn(self, request: Request) -> None:
-        """Turn to another gradient that the function takes inside, or to the figures of one device."""
+    def _switch(self, request: Request) -> None:
+        """Switch to another gradient that the function takes inside, or to the figures of one device."""
         live, panels = self._live, (*self._panels, self._screen)
         if live.closed:
             return
@@ -357,8 +357,8 @@ class RematWidget(Channel):
                 policy, at = live.policy(wish.policy, wish.at), wish.at
                 other = LiveTrace(live.trace.of_one_device(), live.namespace, live.device)
             else:
-                return  # it was asked twice
-            first = self._turn_to(other, policy, at)
+                return  # it was pressed twice
+            first = self._show_trace(other, policy, at)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._say(sentence_of(error), error=True)
             return
@@ -366,7 +366,7 @@ class RematWidget(Channel):
             panel.close()
         live.close()
         self._kept.follow(self._rendered)
-        with self._turning, self.hold_sync():
+        with self._publishing, self.hold_sync():
             self._frame = self._draw()
             self._view = {**self._render(first), "serial": 0}
         self._settle(first, self._wishes.wished)
@@ -439,7 +439,7 @@ class RematWidget(Channel):
 
     def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
         """Show a report, unless what is rendered has come to be of another trace than it is."""
-        with self._turning:
+        with self._publishing:
             if rendered is not self._rendered:
                 return
             self._view = {**self._render(report), "serial": serial}
@@ -450,7 +450,7 @@ class RematWidget(Channel):
 
     def _send_rendered(self, report: Report, rendered: Rendered, **of: str) -> None:
         """Send a report's view, unless the trace that it is of has made way for another."""
-        with self._turning:
+        with self._publishing:
             if rendered is self._rendered:
                 self._send_view({**self._render(report), **of})
 

@@ -3,7 +3,7 @@
  * The tables of residuals and of recomputed operations: sorted, searched, grouped, narrowed to a line of the source,
  * and compared with another policy's.
  *
- * @typedef {object} Arrangement how the reader wants a table
+ * @typedef {object} TableState how the reader wants a table
  * @property {string} find
  * @property {string} group
  * @property {{column: number, descending: boolean} | null} sort
@@ -18,8 +18,8 @@ const FIRST = 5;
 // What is alive anyway, or dropped when compiled, and adds nothing to what is saved.
 const APART = ".remat-argument, .remat-constant, .remat-literal, .remat-dropped";
 
-/** @returns {Arrangement} */
-export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
+/** @returns {TableState} */
+export const tableState = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
 
 /** What a row is grouped by, the text as it is shown. @type {Record<string, (row: HTMLElement) => string>} */
 const GROUPS = {
@@ -112,7 +112,7 @@ function mark(row, text, title) {
 /**
  * Arranges a part's table as the reader wants it.
  * @param {HTMLElement} part
- * @param {Arrangement} state
+ * @param {TableState} state
  * @param {object} context
  * @param {string} context.line the line of the source that the rows are narrowed to, or ""
  * @param {string | undefined} context.other the other policy's table
@@ -150,9 +150,9 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   });
   if (state.sort) rows = sorted(rows, state.sort.column, state.sort.descending);
   const words = { columns: heads.length, noun, unit, again };
-  const asked = find || line || state.sort || other !== undefined;
+  const changed = find || line || state.sort || other !== undefined;
   if (state.group) body.append(...grouped(rows, state, words));
-  else if (asked || !table.classList.contains("remat-shares")) body.append(...rows);
+  else if (changed || !table.classList.contains("remat-shares")) body.append(...rows);
   else body.append(...firstScreen(rows, state, words));
   const shown = own.filter((row) => !row.hidden || row.dataset.later);
   const nothing = find ? `No row has “${state.find.trim()}”.` : line ? "No row is of that line." : "";
@@ -209,15 +209,15 @@ function fold(label, open, keys, key, { columns, again }) {
 /**
  * The biggest rows, and what else there is in a line each that unfolds.
  * @param {HTMLTableRowElement[]} rows
- * @param {Arrangement} state
+ * @param {TableState} state
  * @param {Words} words
  */
 function firstScreen(rows, state, words) {
-  const [kept, values, constants] = [[], [], []].map(() => /** @type {HTMLTableRowElement[]} */ ([]));
+  const [saved, values, constants] = [[], [], []].map(() => /** @type {HTMLTableRowElement[]} */ ([]));
   for (const row of rows) {
     const argument = row.classList.contains("remat-argument");
     const constant = row.matches(".remat-constant, .remat-literal");
-    (argument ? values : constant ? constants : kept).push(row);
+    (argument ? values : constant ? constants : saved).push(row);
   }
   /** @param {HTMLTableRowElement[]} later @param {string} noun */
   const folded = (later, noun) => {
@@ -230,10 +230,10 @@ function firstScreen(rows, state, words) {
     }
     return [fold(label, open, state.unfolded, noun, words), ...later];
   };
-  const first = kept.length > FIRST + 1 ? FIRST : kept.length; // one more takes no more room than its fold
+  const first = saved.length > FIRST + 1 ? FIRST : saved.length; // one more takes no more room than its fold
   return [
-    ...kept.slice(0, first),
-    ...folded(kept.slice(first), `more ${words.noun}`),
+    ...saved.slice(0, first),
+    ...folded(saved.slice(first), `more ${words.noun}`),
     ...folded(values, "argument"),
     ...folded(constants, "constant"),
   ];
@@ -242,7 +242,7 @@ function firstScreen(rows, state, words) {
 /**
  * The rows under the heads of their groups, the largest group first.
  * @param {HTMLTableRowElement[]} rows
- * @param {Arrangement} state
+ * @param {TableState} state
  * @param {Words} words
  */
 function grouped(rows, state, words) {

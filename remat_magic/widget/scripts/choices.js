@@ -16,12 +16,12 @@ export function panel(widget, key) {
   const own = widget.panel(key);
   const edit = part("edit");
   const canApply = one(".remat-fitting").dataset.canApply !== undefined;
-  /** What is shown, and what was asked for: the device, and without one the place. */
+  /** What is shown, and what was requested: the device, and without one the place. */
   let there = "";
-  let asked = "";
+  let requested = "";
   /** Where the reader has moved the line; null is where the device ends. @type {number | null} */
   let line = null;
-  /** The choice whose edit is shown or asked for. */
+  /** The choice whose edit is shown or requested for. */
   let edited = "";
   /** Whether the choices that others beat are shown too. */
   let unfolded = false;
@@ -146,11 +146,11 @@ export function panel(widget, key) {
   function fill() {
     if (!widget.shown) return;
     const what = wanted();
-    if (asked !== what) {
+    if (requested !== what) {
       if (!part("tried").childElementCount) part("tried").textContent = "Working it out…";
       part("tried").classList.toggle("remat-stale", there !== what);
       widget.send({ type: "tried", device: deviceOf(widget), at: widget.shown.at });
-      asked = what;
+      requested = what;
     }
     arrange();
   }
@@ -170,7 +170,7 @@ export function panel(widget, key) {
 
   /** Asks for all choices anew, now or when the tab is opened. */
   function renew() {
-    asked = "";
+    requested = "";
     if (widget.tab === key) fill();
   }
 
@@ -189,7 +189,7 @@ export function panel(widget, key) {
         const what = device || `\n${at}`;
         if (what !== wanted()) return;
         if (error) {
-          asked = "";
+          requested = "";
           say(error, true);
         }
         if (html === undefined) return;
@@ -231,7 +231,7 @@ export function panel(widget, key) {
         widget.send({ type: "plan", budget: Math.round(line) });
       },
       device() {
-        asked = "";
+        requested = "";
       },
     },
     actions: {

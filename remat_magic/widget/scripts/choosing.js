@@ -38,8 +38,8 @@ export function choiceList(widget, which) {
   const [noun, nouns] = NOUNS[which];
   /** @type {Record<string, string>} */
   const meanings = JSON.parse(one("[data-meanings]").dataset.meanings);
-  /** By place and device what the kernel has told. @type {Map<string, {rows: Figures[], done: boolean}>} */
-  const told = new Map();
+  /** By place and device what the kernel has sent. @type {Map<string, {rows: Figures[], done: boolean}>} */
+  const known = new Map();
   /** @type {HTMLElement | null} */
   let popup = null;
   /** @type {HTMLInputElement} */
@@ -53,7 +53,7 @@ export function choiceList(widget, which) {
   /** Policies, those that do the same in a line. @returns {Entry[]} */
   function policies() {
     const at = widget.chosenAt();
-    const { rows = [], done = false } = told.get(`${device()}\n${at}`) ?? {};
+    const { rows = [], done = false } = known.get(`${device()}\n${at}`) ?? {};
     const options = [...select.options];
     const labels = new Map(options.map((option) => [option.value, option.text]));
     const taken = new Set();
@@ -273,8 +273,8 @@ export function choiceList(widget, which) {
       open();
     });
     select.addEventListener("keydown", (event) => {
-      const asked = ["Enter", " ", "F4"].includes(event.key) || (event.altKey && /^Arrow(Up|Down)$/.test(event.key));
-      if (!asked || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      const pressed = ["Enter", " ", "F4"].includes(event.key) || (event.altKey && /^Arrow(Up|Down)$/.test(event.key));
+      if (!pressed || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       open();
     });
@@ -283,7 +283,7 @@ export function choiceList(widget, which) {
   /** @param {{at: string, device: string, rows?: Figures[], done?: boolean, error?: string}} message */
   function tell({ at, device: of, rows, done = false, error }) {
     if (error) widget.say(error, true);
-    if (rows) told.set(`${of}\n${at}`, { rows, done });
+    if (rows) known.set(`${of}\n${at}`, { rows, done });
     fill();
   }
 

@@ -14,7 +14,7 @@ const OTHER = "?";
  */
 export function firstScreen(widget) {
   const { one, all, part, root, store } = widget;
-  const asked = new Set();
+  const requested = new Set();
   /** The HTML of each part, as it came: what comes again disturbs nobody. @type {Map<string, string>} */
   const there = new Map();
   /** @type {HTMLSelectElement} */
@@ -23,8 +23,8 @@ export function firstScreen(widget) {
   const size = one('[data-control="size"]');
   const canApply = one(".remat-fitting").dataset.canApply !== undefined;
   let device = select.value;
-  /** What the kernel was told of. @type {string | undefined} */
-  let told;
+  /** The device that the kernel was sent. @type {string | undefined} */
+  let sent;
   /** The choice whose edit is shown. */
   let edited = "";
 
@@ -32,7 +32,7 @@ export function firstScreen(widget) {
   function estimated(view) {
     if (!device) return view.parts;
     const known = store.screens.get(screenOf(view));
-    if (!known && view.complete && !asked.has(screenOf(view))) look(view);
+    if (!known && view.complete && !requested.has(screenOf(view))) look(view);
     return known;
   }
 
@@ -41,7 +41,7 @@ export function firstScreen(widget) {
 
   /** @param {View} view */
   function look(view) {
-    asked.add(screenOf(view));
+    requested.add(screenOf(view));
     widget.send({ type: "screen", policy: view.policy, at: view.at, device });
   }
 
@@ -50,7 +50,7 @@ export function firstScreen(widget) {
 
   /** Until a number is known that is of this choice on this device, there is none. @param {View} view */
   function fill(view) {
-    if (told !== device) widget.send({ type: "device", device: (told = device) });
+    if (sent !== device) widget.send({ type: "device", device: (sent = device) });
     root.classList.toggle("remat-for-device", Boolean(device));
     const parts = estimated(view);
     for (const name of PARTS) {
@@ -142,7 +142,7 @@ export function firstScreen(widget) {
       /** @param {{policy: string, at: string, device: string, error?: string} & Record<string, string>} message */
       screen({ policy, at, device: of, error, ...parts }) {
         const key = `${of}\n${keyOf(policy, at)}`;
-        asked.delete(key);
+        requested.delete(key);
         if (error !== undefined) return widget.say(error, true);
         const isNews = parts.compiled && !store.screens.get(key)?.compiled;
         store.screens.set(key, parts);
@@ -153,7 +153,7 @@ export function firstScreen(widget) {
       },
       /** What the kernel has taken for the device. @param {{device: string}} message */
       device({ device: of }) {
-        if (of !== device) chooseDevice((told = of));
+        if (of !== device) chooseDevice((sent = of));
       },
       /** @param {{device: string, html: string, figures: import("./shared.js").FitFigures[], error?: string}} message */
       fit({ device: of, html, figures, error }) {

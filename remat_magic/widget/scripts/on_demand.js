@@ -8,7 +8,7 @@ export function deviceOf(widget) {
 }
 
 /**
- * What shows one policy's HTML, as on the chosen device, which is asked for when its tab is opened.
+ * What shows one policy's HTML, as on the chosen device, which is requested when its tab is opened.
  * @param {Widget} widget
  * @param {string} key of the part, and of the message
  * @param {() => void} [placed] what is done when the answer is there
@@ -16,7 +16,7 @@ export function deviceOf(widget) {
  */
 export function onDemand(widget, key, placed = () => {}) {
   const { store } = widget;
-  let asked = "";
+  let requested = "";
   let there = "";
 
   /** @param {Record<string, string>} request */
@@ -44,24 +44,24 @@ export function onDemand(widget, key, placed = () => {}) {
       if (cached !== undefined) {
         if (there !== what) place(what, cached);
         else widget.part(key).classList.remove("remat-stale");
-      } else if (asked !== what) {
+      } else if (requested !== what) {
         const part = widget.part(key);
         if (part.childElementCount) part.classList.add("remat-stale");
         else part.append(element("p", "remat-empty", "Working it out…"));
         widget.send({ type: key, ...request });
       }
-      asked = cached === undefined ? what : "";
+      requested = cached === undefined ? what : "";
     },
     /** There is another answer now. */
     forget(request) {
       store.answers.delete(nameOf(request));
-      asked = "";
+      requested = "";
     },
     messages: {
       /** @param {any} message */
       [key]({ type: _, html, error, ...request }) {
         const what = nameOf(request);
-        if (asked === what) asked = "";
+        if (requested === what) requested = "";
         if (html !== undefined) store.answers.set(what, html);
         const now = wanted();
         if (!now || nameOf(now) !== what) return;
@@ -72,5 +72,5 @@ export function onDemand(widget, key, placed = () => {}) {
   };
 }
 
-/** Notes come with every view; what takes longer to find out is asked for when they are read. @param {Widget} widget @returns {Panel} */
+/** Notes come with every view; what takes longer to find out is requested when they are read. @param {Widget} widget @returns {Panel} */
 export const panel = (widget) => onDemand(widget, "advice");

@@ -7,7 +7,7 @@ export function pinning(widget) {
   const { one, all, part, store } = widget;
   /** @type {Choice | null} */
   let pinned = null;
-  let asked = "";
+  let requested = "";
 
   /** The pinned choice's view, where it is at hand. @returns {View | undefined} */
   const view = () => (pinned ? store.views.get(keyOf(pinned.policy, pinned.at)) : undefined);
@@ -16,8 +16,8 @@ export function pinning(widget) {
   function contrast() {
     const { shown } = widget;
     const a = view();
-    if (pinned && !a?.complete && asked !== keyOf(pinned.policy, pinned.at)) {
-      asked = keyOf(pinned.policy, pinned.at);
+    if (pinned && !a?.complete && requested !== keyOf(pinned.policy, pinned.at)) {
+      requested = keyOf(pinned.policy, pinned.at);
       widget.send({ type: "peek", ...pinned });
     }
     for (const extra of all(".remat-against-it")) extra.remove();
@@ -61,7 +61,7 @@ export function pinning(widget) {
       if (pinned && key === keyOf(pinned.policy, pinned.at)) contrast();
     },
     failed() {
-      asked = "";
+      requested = "";
       pin(null);
     },
   };

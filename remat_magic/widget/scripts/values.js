@@ -1,6 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "./shared.js" */
-import { arrange, arrangement } from "./arranging.js";
+import { arrange, tableState } from "./arranging.js";
 import { lineOf } from "./linking.js";
 
 /** What the rows of the tables count and add up to. @type {Record<string, {noun: string, unit: string}>} */
@@ -12,7 +12,7 @@ const TABLES = {
 /** What is saved, and what is computed again: two tables that the reader arranges alike. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const own = widget.panel(key);
-  const tables = Object.entries(TABLES).map(([part, words]) => ({ part, words, state: arrangement() }));
+  const tables = Object.entries(TABLES).map(([part, words]) => ({ part, words, state: tableState() }));
   /** @type {HTMLInputElement} */
   const find = widget.one("[data-find]");
   /** @type {HTMLSelectElement} */
@@ -32,9 +32,9 @@ export function panel(widget, key) {
     for (const { part, words, state } of tables) {
       [state.find, state.group] = [find.value, group.value];
       const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[part] : undefined;
-      const told = arrange(widget.part(part), state, { line, other, ...words, again });
+      const totals = arrange(widget.part(part), state, { line, other, ...words, again });
       const summary = widget.part(part).querySelector("[data-summary]");
-      if (summary) summary.textContent = told;
+      if (summary) summary.textContent = totals;
     }
     // What is folded and in use stays in sight.
     for (const control of [find, group]) control.closest(".remat-field")?.classList.toggle("remat-used", control.value !== "");
