@@ -130,8 +130,7 @@ def workers_of(widget):
     workers = (worker for panel in panels for worker in panel._workers.values())
     return [
         widget._worker,
-        widget._peek_worker,
-        widget._device_worker,
+        *dict.fromkeys(widget._workers.values()),
         widget._screen.searching,
         *dict.fromkeys(workers),
     ]
