@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from IPython.core.error import UsageError
 
-from remat_magic.notebook.asking import BLOCKS, calls_something, magic_call, watched_block, watched_expression
+from remat_magic.notebook.calls import BLOCKS, calls_something, magic_call, watched_block, watched_expression
 from remat_magic.notebook.line import parse
 
 _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")

@@ -53,23 +53,19 @@ def _candidates(
     if after is None:
         return options if context.token.startswith("-") else ()
     value = after["value"].lstrip("\"'")
-    names = {*session.names, *_CHECKPOINT_NAME.findall(context.full_text)}
+    names = {*session.offered["names"], *_CHECKPOINT_NAME.findall(context.full_text)}
     match options[after["option"]].dest:
+        case "policy" if "(" not in value:
+            from remat_magic import policies
+
+            keys = (key for choice in policies.choices() for key in (choice.key, *choice.aliases))
+            return (*keys, *session.offered["policy"])
         case "policy":
-            return names if "(" in value else _policies(session)
+            return names
         case "names":
             return names if re.search(r"[=,]$", value) else {*names, *(f"{kind}=" for kind in NAME_KINDS)}
-        case "at":
-            return ("function", "sites", *session.sites)
-        case "text":
-            return ("full",)
-        case "gradient":
-            return ("none", *session.gradients)
+        case "at" | "gradient" | "text" as option:
+            own = {"at": ("function", "sites"), "gradient": ("none",), "text": ("full",)}
+            return (*own[option], *session.offered.get(option, ()))
         case _:
             return ()
-
-
-def _policies(session: Session) -> list[str]:
-    from remat_magic import policies
-
-    return [key for choice in policies.choices() for key in (choice.key, *choice.aliases)] + list(session.policies)

@@ -27,7 +27,7 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from remat_magic.notebook.asking import calls_something, watched_expression
+from remat_magic.notebook.calls import calls_something, watched_expression
 from remat_magic.notebook.cell import CellTransformer, mark
 from remat_magic.notebook.completion import matcher_for
 from remat_magic.notebook.line import Options, one_sentence, parse
@@ -45,7 +45,7 @@ _OWN_LINE = re.compile(r"%%remat\b.*\n?")
 
 @magics_class
 class RematMagics(Magics):
-    """The magic itself. What ``cell`` and ``asking`` write into a cell calls its methods, or those of what is ``now``.
+    """The magic itself. What ``cell`` and ``calls`` write into a cell calls its methods, or those of what is ``now``.
 
     ``now`` is what a cell, or an expression on the line, is running in; those around it are kept until it has ended.
     """

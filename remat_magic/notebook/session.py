@@ -40,17 +40,14 @@ class Ran(NamedTuple):
 class Session:
     """What one shell remembers and shows.
 
-    ``names``, ``sites``, ``policies`` and ``gradients`` are those of the function inspected last, for completion; the
-    trace itself is not kept. ``before`` is the cell that ran last, ``exhausted`` the last one that ran out of memory,
-    until it runs without that.
+    ``offered`` is what completion offers for the values of options, as the function inspected last has it: the trace
+    itself is not kept. ``before`` is the cell that ran last, ``exhausted`` the last one that ran out of memory, until it
+    runs without that.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
-        self.names: tuple[str, ...] = ()
-        self.sites: tuple[str, ...] = ()
-        self.policies: tuple[str, ...] = ()
-        self.gradients: tuple[str, ...] = ()
+        self.offered: dict[str, tuple[str, ...]] = dict.fromkeys(("names", "at", "gradient", "policy"), ())
         self.before: Ran | None = None
         self.exhausted: Ran | None = None
         self._cell_id: str | None = None
@@ -96,10 +93,8 @@ class Session:
 
     def remember(self, trace: Trace) -> None:
         """Keep what completion can offer next time."""
-        self.names = tuple(trace.names)
-        self.sites = tuple(site.key for site in trace.sites)
-        self.gradients = tuple(gradient.key for gradient in trace.gradients)
-        self.policies = tuple(choice.key for choice in trace.choices())
+        keyed = {"at": trace.sites, "gradient": trace.gradients, "policy": trace.choices()}
+        self.offered = {"names": trace.names} | {name: tuple(one.key for one in keyed[name]) for name in keyed}
 
     @contextlib.contextmanager
     def patience(self, sentence: str) -> Iterator[None]:
