@@ -113,7 +113,7 @@ STATES = [
 
 
 def text(record, width=100):
-    return printed(Answer(record, asking=IN_CELL), width)
+    return printed(Answer(record, hints=IN_CELL), width)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -40,9 +40,9 @@ class Ran(NamedTuple):
 class Session:
     """What one shell remembers and shows.
 
-    ``offered`` is what completion offers for the values of options, as the function inspected last has it: the trace
-    itself is not kept. ``before`` is the cell that ran last, ``exhausted`` the last one that ran out of memory, until it
-    runs without that.
+    ``offered`` is what completion offers for the values of options, as the function inspected last has it; the trace
+    itself is not held. ``before`` is the cell that ran last, ``exhausted`` the last one that ran out of memory, until
+    it runs without that.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:

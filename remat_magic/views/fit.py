@@ -58,10 +58,9 @@ def fit_html(fit: Fit) -> str:
     name, of = answer.heading(fit)
     rows = answer.offered(fit)
     code = f"<p>{escape(rows[0].choice.what)}:</p><pre>{escape(rows[0].choice.code)}</pre>" if rows else ""
-    return (
-        f'<div class="remat-signature"><b>{escape(name)}</b> {_mute(", ".join(filter(None, [of, answer.memory(fit)])))}'
-        f"</div>{answer_html(fit)}{code if rows and rows[0].choice.code else ''}"
-    )
+    more = _mute(", ".join(filter(None, [of, answer.memory(fit)])))
+    head = f'<div class="remat-signature"><b>{escape(name)}</b> {more}</div>'
+    return f"{head}{answer_html(fit)}{code if rows and rows[0].choice.code else ''}"
 
 
 def verdict_html(choice: FitChoice, fit: Fit | None, capacity: int, how: str = "") -> str:

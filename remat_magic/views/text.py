@@ -49,11 +49,10 @@ def _parts(report: Report, folded: bool) -> Iterator[RenderableType]:
     yield line("policy ", (report.label, "bold"), answer.place_words(report.at), wrap=True)
     yield Text()
     yield totals_table(report)
-    if sentences := notes_of(report):
-        table = grid("", "")
-        for sentence in sentences:
-            table.add_row(Text("!", style="yellow"), Text(sentence))
-        yield table
+    table = grid("", "")
+    for sentence in notes_of(report):
+        table.add_row(Text("!", style="yellow"), Text(sentence))
+    yield from [table] if table.row_count else []
     if report.code:
         yield Text()
         yield Text(report.code, style="bold")
@@ -90,10 +89,8 @@ def totals_table(report: Report) -> rich.table.Table:
 
 
 def _sites(report: Report) -> rich.table.Table:
-    rows = [
-        Row((cell(site.function), cell(f"x{site.times}"), cell(site.policy), cell(fmt.location(site.source))))
-        for site in report.sites
-    ]
+    texts = ((it.function, f"x{it.times}", it.policy, fmt.location(it.source)) for it in report.sites)
+    rows = [Row(tuple(map(cell, row))) for row in texts]
     heads = (("Site", ""), ("Calls", ""), ("As written", ""), ("Source", ""))
     return table_text(Table("Checkpoint sites", heads, rows))
 
@@ -127,26 +124,18 @@ _SMALLEST = 1000  # what takes less than one in so many of all that is saved is 
 _STYLES = {True: "bold green", False: "bold red", None: "bold"}
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """How a reader asks ``whether`` a report fits, and how to see ``more`` of it, or of the answer: a sentence each."""
-
-    whether: str
-    more: str
-    more_of_fit: str
-
-
-IN_CELL = Asking(
+# How a reader learns whether a report fits, and how to see more of it, or of the answer: a sentence each.
+IN_CELL = (
     'Does it fit? Name a device: --device "TPU v5e".',
     "More: --text=full prints every value and both jaxprs.",
     "More: --text=full prints all of it, every value and both jaxprs.",
 )
-IN_SCRIPT = Asking(
+IN_SCRIPT = (
     'Does it fit? Name a device: --device "TPU v5e".',
     "More: --html report.html writes all of it, every value and both jaxprs.",
     "More: --html report.html writes what is saved as it is written, every value and both jaxprs.",
 )
-IN_PYTHON = Asking(
+IN_PYTHON = (
     'Does it fit? trace.fit("TPU v5e") tells, and what to change if not.',
     'More: report.save_html("report.html") has all of it, report.forward.text and report.backward.text are the jaxprs.',
     "More: fit.tried has all choices; trace.edit(fit.best).diff() is the change to your source.",
@@ -163,7 +152,7 @@ class Answer:
 
     record: Fit | Report
     title: str = ""
-    asking: Asking = IN_PYTHON
+    hints: tuple[str, str, str] = IN_PYTHON
     remarks: Sequence[str] = ()
     diff: str = ""
 
@@ -181,16 +170,17 @@ class Answer:
             return [*wrapped[:most], *_more(len(wrapped) - most, "more line")]
 
         title = [Text(self.title)] if self.title else []
+        whether, more, more_of_fit = self.hints
         if isinstance(self.record, Fit):
-            above, fill, below = _fit(self.record, self.asking.more_of_fit, self.remarks, self.diff)
+            above, fill, below = _fit(self.record, more_of_fit, self.remarks, self.diff)
         else:
             report = self.record
             if not is_large(report):
-                whole = Group(*title, render(report, folded=True), *_sentences([self.asking.whether]))
+                whole = Group(*title, render(report, folded=True), *_sentences([whether]))
                 if lines(whole) <= _WHOLE_LINES:
                     yield whole
                     return
-            above, fill, below = _saved(report, [self.asking.whether, self.asking.more], code)
+            above, fill, below = _saved(report, [whether, more], code)
         left = MOST_LINES - lines(*title, *above, *below)
         yield Group(*title, *above, *fill(left, code), *below)
 

@@ -265,15 +265,12 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
         ("argument", [row for row in alive if row.kind == "argument"]),
         ("constant", [row for row in alive if row.kind != "argument"]),
     ]
-    return (
-        nothing_saved
-        + (shown(kept[:_FIRST]) if kept else "")
-        + "".join(
-            f"<details><summary>{_counted(rows, noun)}</summary>{shown(rows[:most])}{_more(rows, most)}</details>"
-            for noun, rows in folds
-            if rows
-        )
+    details = (
+        f"<details><summary>{_counted(rows, noun)}</summary>{shown(rows[:most])}{_more(rows, most)}</details>"
+        for noun, rows in folds
+        if rows
     )
+    return "".join([nothing_saved, shown(kept[:_FIRST]) if kept else "", *details])
 
 
 def _counted(rows: Sequence[ResidualRow], noun: str) -> str:
@@ -294,10 +291,9 @@ def residual_table(
     their numbers alone.
     """
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
-    most = {
-        is_kept: max((row.nbytes for row in (*rows, *longest) if row.kept == is_kept), default=0)
-        for is_kept in (True, False)
-    }
+    most = dict.fromkeys((True, False), 0)
+    for row in (*rows, *longest):
+        most[row.kept] = max(most[row.kept], row.nbytes)
     body = list[Row]()
     for row in rows:
         # That an intermediate is none of the others is seen.
