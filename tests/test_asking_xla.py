@@ -109,7 +109,7 @@ def test_where_xla_cannot_be_asked_of_one_device_says_why(long, monkeypatch):
 def asked(widget):
     """Press the widget's button, and wait for what comes of it."""
     tell(widget, type="one-device")
-    for worker in (widget._switch_worker, *workers_of(widget)):
+    for worker in workers_of(widget):
         worker.join(600)
 
 

@@ -106,7 +106,7 @@ def test_the_areas_are_as_high_as_the_bytes(traced):
                 else:
                     break
     held = [0] * COLUMNS
-    for changes in told["held"]:
+    for changes in told["live"]:
         for (column, size), end in zip(changes, [*(start for start, _ in changes[1:]), COLUMNS], strict=True):
             for place in range(column, end):
                 held[place] += size
@@ -125,7 +125,7 @@ def test_thinning_keeps_the_maximum(peak):
     )
     page = timeline_html(replace(long, moments=moments, lives=lives), live=True)
     _, _, told = picture_of(page)
-    assert [told["peak"], 9000] in told["held"][1]
+    assert [told["peak"], 9000] in told["live"][1]
     assert len(page) < 60_000
 
 
