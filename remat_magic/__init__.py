@@ -45,13 +45,8 @@ __all__ = [
 ]
 
 # Loaded when first asked for: `%load_ext remat_magic` must not wait for what only a click needs.
-_LAZY = {
-    "trace": "remat_magic.api",
-    "Trace": "remat_magic.api",
-    "assert_fits": "remat_magic.api",
-    "catch": "remat_magic.api",
-    "catching": "remat_magic.api",
-    "check_gradients": "remat_magic.api",
+_OF_API = ("Trace", "assert_fits", "catch", "catching", "check_gradients", "trace")
+_LAZY = dict.fromkeys(_OF_API, "remat_magic.api") | {
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
     "explain": "remat_magic.measuring.explain",

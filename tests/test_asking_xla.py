@@ -12,11 +12,11 @@ import remat_magic as rm
 from remat_magic.engine import primal
 from remat_magic.records import RematError
 from remat_magic.views.plans import plan_meaning, plan_sentences
-from remat_magic.views.text import plain
 from remat_magic.widget import RematWidget
 from remat_magic.widget.panels import Request
 from tests.programs import f32
 from tests.test_widget import browser, messages, tell, workers_of  # noqa: F401 - a fixture
+from tests.views_records import plain
 
 LAYERS, WIDTH, BATCH = 2, 32, 64
 TOGETHER, ONE = "of all 8 devices together", "of one of 8 devices"

@@ -16,8 +16,8 @@ from remat_magic.facts.kernels import kernels_of
 from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
 from remat_magic.views.source import line_rows
-from remat_magic.views.text import plain
 from tests.eight_devices import eight
+from tests.views_records import plain
 
 WIDTH, BATCH, LAYERS = 32, 64, 3
 H100 = rm.devices.get("H100 SXM")

@@ -13,10 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.memory import both_halves
-from remat_magic.views import text as text_views
 from tests.benchmarks.named_models import transformer
 from tests.cost_helpers import S
 from tests.programs import KINDS, PROGRAMS
+from tests.views_records import plain
 
 policies = jax.checkpoint_policies
 pytestmark = pytest.mark.usefixtures("remat3")
@@ -379,4 +379,4 @@ def test_saved_is_never_above_the_peak(fun):
         assert report.unread_bytes == sum(row.nbytes for row in zeros)
         assert all(row.unread and row.source.file == __file__ for row in zeros)
         if zeros:
-            assert "nothing reads it: dropped when compiled" in text_views.plain(report)
+            assert "nothing reads it: dropped when compiled" in plain(report)

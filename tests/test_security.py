@@ -49,7 +49,7 @@ from tests.plot_records import Sheet, rows, timeline
 from tests.programs import some_of
 from tests.test_architecture import PACKAGE, modules
 from tests.test_widget import browser, workers_of  # noqa: F401 - a fixture
-from tests.views_records import fragments, infected, small
+from tests.views_records import fragments, infected, plain, small
 from tests.widget_frame import frame_of
 
 ATTACKS = {
@@ -225,11 +225,11 @@ def test_terminals_get_no_escapes(name):
     console.print(text_views.render(report, title=attack))
     some = tuple(infected(row, attack) for row in rows())
     console.print(display.renderable(Places(attack, some, Sheet(attack, attack), not_tried=(attack,))))
-    for shown in (file.getvalue(), text_views.plain(report, title=attack)):
+    for shown in (file.getvalue(), plain(report, title=attack)):
         assert printable(shown) == shown
         assert "evil.example" not in shown or attack.count("evil.example")
         assert "\N{SKULL}" not in shown
-    flat = "".join(text_views.plain(report, 5000).split())
+    flat = "".join(plain(report, 5000).split())
     assert "".join(printable(attack).split()) in flat
 
 
@@ -475,7 +475,7 @@ def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_pa
         else:
             assert report.forward.text == str(trace.forward(key, "function"))
             assert report.backward.text == str(trace.backward(key, "function"))
-        assert repr(name) in text_views.plain(report)
+        assert repr(name) in plain(report)
         assert name not in f"{report!r}{display.text(report)}".replace("\n", "")  # whose own lines may break
         assert report._repr_html_()
     plan = trace.plan("50%", "function")

@@ -19,8 +19,8 @@ import remat_magic as rm
 from remat_magic._jax import propagation
 from remat_magic.views.display import text
 from remat_magic.views.html import report_html
-from remat_magic.views.text import plain
 from tests.eight_devices import eight
+from tests.views_records import plain
 
 # ------------------------------------------------------------------------------------------------------------- models
 

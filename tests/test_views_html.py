@@ -11,9 +11,8 @@ from remat_magic.views.headline import totals
 from remat_magic.views.html import kept_html, others_row, report_html, style
 from remat_magic.views.jaxpr_text import lazy_chunks
 from remat_magic.views.memory import peak_bar_html
-from remat_magic.views.text import plain
 from remat_magic.widget.panels import ID
-from tests.views_records import blocks, fragments, small
+from tests.views_records import blocks, fragments, plain, small
 from tests.widget_frame import frame_of
 
 _VOID = {"br", "img", "input"}

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from remat_magic.records import Program, ProgramLine, Report
-from remat_magic.views.text import plain, render
-from tests.views_records import blocks, infected, small
+from remat_magic.views.text import render
+from tests.views_records import blocks, infected, plain, small
 
 WIDE = """\
 loss(x f32[4]) -> f32[]

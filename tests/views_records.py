@@ -5,7 +5,15 @@ import dataclasses
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
 from remat_magic.views.headline import line_html, notes_html, notes_of
 from remat_magic.views.source import listing_html
+from remat_magic.views.tables import printed
+from remat_magic.views.text import render
 from remat_magic.views.values import recomputed_html, residuals_html
+
+
+def plain(report, width=100, title=""):
+    """The whole report as text without colours."""
+    return printed(render(report, title), width)
+
 
 EVIL = "<img src=x onerror=alert(1)>"
 

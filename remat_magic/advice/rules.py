@@ -27,7 +27,7 @@ from remat_magic.planning.fit import what_of
 from remat_magic.planning.places import searched
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
-from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan, Timeline
+from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,14 +159,10 @@ class Case:
         for logits in logits_of(self.facts):
             saved, alive = logits.saved(report.residuals), 0
             if not report.backward_error:
-                alive = logits.alive(self.timeline().alive)
+                alive = logits.alive(self.variant.timeline(self.memory).alive)
             if saved > _LOGITS * report.saved_bytes or alive > _PART * (report.peak_bytes or 0):
                 large.append((logits, saved, alive))
         return large
-
-    def timeline(self) -> Timeline:
-        """What is live when, under the policy."""
-        return self.variant.timeline(self.memory)
 
 
 def key_of(policy: str) -> Key:
@@ -390,7 +386,7 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         takes += [f"with its gradients {_of(alive, peak, 'at the estimated peak')}"] if alive else []
         # Of what a loop holds of all turns one is left; else it is cut to parts.
         parts = (logits.turns if saved else 2) if logits.turns != 1 else _PARTS
-        spared = logits.spared(case.timeline(), parts) if alive else 0
+        spared = logits.spared(case.variant.timeline(case.memory), parts) if alive else 0
         if spared < _PART * peak:
             continue
         if logits.turns != 1 and saved:

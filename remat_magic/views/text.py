@@ -20,7 +20,7 @@ from remat_magic.views.fit import changes_table, taken_table
 from remat_magic.views.headline import notes_of, totals
 from remat_magic.views.jaxpr_text import folded_lines
 from remat_magic.views.memory import peak_parts
-from remat_magic.views.tables import Row, Table, Text, cell, grid, line, printed, table_text
+from remat_magic.views.tables import Row, Table, Text, cell, grid, line, table_text
 from remat_magic.views.values import recomputed_rows, recomputed_table, residual_rows, residual_table, residual_words
 
 # A terminal's scrollback is no place for twelve thousand lines.
@@ -35,11 +35,6 @@ def render(report: Report, title: str = "", folded: bool = False) -> Group:
     If ``folded``, jaxprs are without the parameters of operations where these take lines of their own.
     """
     return Group(*map(Text, filter(None, [title])), *_parts(report, folded))
-
-
-def plain(report: Report, width: int = 100, title: str = "") -> str:
-    """The whole report as text without colours, no line longer than ``width`` columns; arguments as for ``render``."""
-    return printed(render(report, title), width)
 
 
 def _parts(report: Report, folded: bool) -> Iterator[RenderableType]:

@@ -39,7 +39,7 @@ class FirstScreen(Panel):
 
     def handle(self, request: Request) -> None:
         """Take a message of the browser."""
-        if request.kind == "screen" and self._compiling and not self._compiling[0].is_of(request):
+        if request.kind == "screen" and self._compiling and self._compiling[0].choice != request.choice:
             self._cancel()  # the reader has gone on
         super().handle(request)
 
@@ -101,10 +101,9 @@ class FirstScreen(Panel):
         device = devices.get(self._live.device)
         if device.compiles_here:
             return f'<button type="button" class="remat-link" data-action="ask" {KEYS}>Ask the compiler</button>'
-        install = (
-            f"compile: <code>{fmt.escape(device.install)}</code>" if device.install else fmt.escape(device.why_not)
-        )
-        return f'<span class="remat-mute" title="{fmt.escape(device.why_not)}">{install}</span>'
+        why = fmt.escape(device.why_not)
+        install = f"compile: <code>{fmt.escape(device.install)}</code>" if device.install else why
+        return f'<span class="remat-mute" title="{why}">{install}</span>'
 
     def _ask(self, request: Request) -> dict[str, Any]:
         """What the compiler for the chosen device says of a choice."""

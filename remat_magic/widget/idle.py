@@ -40,7 +40,7 @@ class IdleTime:
     def __init__(self, shell: Any) -> None:
         self._shell = weakref.ref(shell)
         # The first widget is made by a cell that was running before the events below were listened to.
-        self._busy = True
+        self.busy = True  # a cell is running: what nobody waits for is left until it has ended
         self._cell_id: str | None = None
         self._by_cell: dict[str, list[weakref.ref[_Widget]]] = {}
         self._chosen: dict[str, str] = {}  # by cell, the device that its reader has chosen
@@ -53,14 +53,9 @@ class IdleTime:
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a cell is running: what nobody waits for is left until it has ended."""
-        return self._busy
-
     def end(self) -> None:
         """Begin nothing more, as Python is ending, and wait a moment for what was begun."""
-        self._busy = True
+        self.busy = True
         self._cancel()
         self._worker.join(_LAST)
 
@@ -90,19 +85,19 @@ class IdleTime:
     def resume(self, widget: _Widget) -> None:
         """Let ``widget`` prefetch again, as after a change of its place. From any thread."""
         self._put_first(widget)
-        if self._loop is not None and not self._busy:
+        if self._loop is not None and not self.busy:
             self._loop.call_soon_threadsafe(self._schedule, _DELAY)
 
     def soon(self, action: Callable[[], None]) -> bool:
         """Run ``action`` on the main thread while no cell runs, from any thread; whether it has to wait for that."""
-        if not self._busy and self._loop is not None and self._loop.is_running():
+        if not self.busy and self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._unless_busy, action)
             return False
         return self._unless_busy(action)
 
     def _unless_busy(self, action: Callable[[], None]) -> bool:
         with self._lock:
-            if self._busy:
+            if self.busy:
                 self._queue.append(action)
                 return True
         action()
@@ -110,7 +105,7 @@ class IdleTime:
 
     def _before(self, info: Any = None) -> None:
         with self._lock:
-            self._busy = True
+            self.busy = True
         self._cancel()
         self._cell_id = getattr(info, "cell_id", None)
         self._loop = _running_loop() or self._loop
@@ -125,7 +120,7 @@ class IdleTime:
 
     def _after(self, _result: Any = None) -> None:
         with self._lock:
-            self._busy = False
+            self.busy = False
             queue, self._queue = self._queue, []
         self._loop = _running_loop() or self._loop
         try:
@@ -156,7 +151,7 @@ class IdleTime:
         """One retrace after another, with time for whatever else Python has to do, until a cell begins."""
         while True:
             with self._lock:
-                if self._busy or not self._prefetching:
+                if self.busy or not self._prefetching:
                     return
                 first, *others = self._prefetching
                 self._prefetching = others  # so that what resumes it meanwhile is not lost

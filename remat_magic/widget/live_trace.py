@@ -225,8 +225,7 @@ class LiveTrace:
     def plans(self) -> dict[str, Plan]:
         """The plans that were shown, by their keys, oldest first."""
         with self._lock:
-            policies = list(self._policies.items())
-        return {key: policy for key, policy in policies if isinstance(policy, Plan)}
+            return {key: policy for key, policy in self._policies.items() if isinstance(policy, Plan)}
 
 
 def _bytes_of(name: str) -> int | None:

@@ -61,9 +61,10 @@ class Request:
         name = self.text("device")
         return LIKE if is_bytes(name) else name or None
 
-    def is_of(self, other: Request) -> bool:
-        """Whether it is of the same choice on the same device."""
-        return (self.policy, self.at, self.device) == (other.policy, other.at, other.device)
+    @property
+    def choice(self) -> tuple[str, str, str | None]:
+        """The choice that it is of, on which device."""
+        return self.policy, self.at, self.device
 
     @property
     def serial(self) -> int:
@@ -223,16 +224,12 @@ class Values(Panel):
 
     def tools(self) -> str:
         """What the tables are searched and grouped by."""
-        options = "".join(f'<option value="{value}">{text}</option>' for value, text in _GROUPS)
         return (
             '<div class="remat-tools remat-arranging-tools">'
             f"{button('arrange', 'Find, group', aria_expanded='false')}"
             f'<span class="remat-field"{taught("find")}><label for="{ID}find">Find</label> '
             f'<input type="search" id="{ID}find" data-find placeholder="any text of a row" autocomplete="off" '
-            f'spellcheck="false" {KEYS}></span>'
-            f'<span class="remat-field"{taught("group")}>'
-            f'<label for="{ID}group">Group by</label> '
-            f'<select id="{ID}group" data-group {KEYS}>{options}</select></span></div>'
+            f'spellcheck="false" {KEYS}></span>{select("group", "Group by", _GROUPS)}</div>'
         )
 
     def add(self, view: dict[str, Any], report: Report) -> None:

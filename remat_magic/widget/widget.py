@@ -246,7 +246,7 @@ class RematWidget(Channel):
 
     def _choose_plan(self, plan: Plan, serial: int) -> None:
         """Show a plan like any other policy, unless something newer is wished for."""
-        if self._live.closed or serial < self._wishes.serial:
+        if self._live.closed or serial < self._wishes.wished.serial:
             return
         report = self._live.preview(plan, plan.at)
         self._choose(report.policy, report.at, serial)
@@ -455,7 +455,7 @@ class RematWidget(Channel):
                 self._send_view({**self._render(report), **of})
 
     def _say(self, sentence: str, *, error: bool = False) -> None:
-        self.send({"type": "say", "text": sentence, "error": error, "serial": self._wishes.serial})
+        self.send({"type": "say", "text": sentence, "error": error, "serial": self._wishes.wished.serial})
 
     def _send_live(self, message: dict[str, Any]) -> None:
         if not self._live.closed:
@@ -481,7 +481,7 @@ class RematWidget(Channel):
         bundle = self._repr_mimebundle_()
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
-        self._publish(self.report, self._wishes.serial, self._rendered)
+        self._publish(self.report, self._wishes.wished.serial, self._rendered)
         if not self._live.closed:  # now, since no idle time may follow, as where nobody looks
             self._kept.publish(shell, self._good, again=True)
 

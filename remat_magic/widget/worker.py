@@ -83,19 +83,9 @@ class Wishes:
     """Which wish is the newest, whoever made it. From any thread."""
 
     def __init__(self, wish: Wish) -> None:
-        self._wished = wish
+        self.wished = wish  # the newest, which may not be shown yet
         self._lock = threading.RLock()
         self._settling: int | None = None
-
-    @property
-    def wished(self) -> Wish:
-        """What was asked for last, which may not be shown yet."""
-        return self._wished
-
-    @property
-    def serial(self) -> int:
-        """The serial of the newest wish."""
-        return self._wished.serial
 
     @property
     def settling(self) -> bool:
@@ -108,19 +98,19 @@ class Wishes:
         ``post`` is called in the order of the wishes: a mailbox of one would else be left with the older of two.
         """
         with self._lock:
-            self._wished = Wish(policy, at, max(serial, self.serial + 1))
-            post(self._wished)
+            self.wished = Wish(policy, at, max(serial, self.wished.serial + 1))
+            post(self.wished)
 
     def is_newest(self, wish: Wish) -> bool:
         """Whether nothing newer is wished for."""
-        return wish.serial >= self.serial
+        return wish.serial >= self.wished.serial
 
     @contextlib.contextmanager
     def settle(self, wish: Wish, policy: str, at: str) -> Iterator[bool]:
         """Say what a wish has led to, unless something newer is wished for; whether that is so."""
         with self._lock:
             if newest := self.is_newest(wish):
-                self._wished, self._settling = Wish(policy, at, wish.serial), threading.get_ident()
+                self.wished, self._settling = Wish(policy, at, wish.serial), threading.get_ident()
             try:
                 yield newest
             finally:

@@ -21,7 +21,7 @@ export function panel(widget, key) {
   let requested = "";
   /** Where the reader has moved the line; null is where the device ends. @type {number | null} */
   let line = null;
-  /** The choice whose edit is shown or requested for. */
+  /** The choice whose edit is shown or requested. */
   let edited = "";
   /** Whether the choices that others beat are shown too. */
   let unfolded = false;
@@ -43,7 +43,7 @@ export function panel(widget, key) {
     return { row, needed, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
   }
 
-  /** As remat_magic/planning/fit.py has it. @param {Choice} a @param {Choice} b */
+  /** As remat_magic/records/fit.py has it. @param {Choice} a @param {Choice} b */
   function order(a, b) {
     if (a.unusable !== b.unusable) return Number(a.unusable) - Number(b.unusable);
     if (a.rank !== b.rank) return a.rank - b.rank;
@@ -168,8 +168,8 @@ export function panel(widget, key) {
     if (flip !== undefined) widget.ask({ type: "flip", flip, at: widget.shown?.at });
   });
 
-  /** Asks for all choices anew, now or when the tab is opened. */
-  function renew() {
+  /** Requests all choices again, now or when the tab is opened. */
+  function figured() {
     requested = "";
     if (widget.tab === key) fill();
   }
@@ -177,7 +177,7 @@ export function panel(widget, key) {
   return {
     fill,
     open: () => arrange(),
-    figured: renew,
+    figured,
     show({ planned }) {
       one('[data-action="to-edit"]').hidden = !planned;
       if (!deviceOf(widget)) one(`[data-count="${key}"]`).textContent = String(one('[data-control="policy"]').options.length);
@@ -204,7 +204,7 @@ export function panel(widget, key) {
       /** @param {{said?: string, error?: string}} message */
       plan({ said, error }) {
         say(error ?? said ?? "", Boolean(error));
-        renew();
+        figured();
       },
       /** @param {{error?: string, serial: number}} message */
       flip({ error, serial }) {
@@ -230,10 +230,8 @@ export function panel(widget, key) {
         say(`A plan for ${quantity(Math.round(line), "bytes")} is being worked out…`);
         widget.send({ type: "plan", budget: Math.round(line) });
       },
-      device() {
-        requested = "";
-      },
     },
+    renew: () => void (requested = ""),
     actions: {
       "what-if"() {
         say("Working it out…");

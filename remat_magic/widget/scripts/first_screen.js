@@ -89,7 +89,7 @@ export function firstScreen(widget) {
     store.figures.clear();
     if (widget.shown) fill(widget.shown);
     widget.pinning.contrast();
-    for (const panel of Object.values(widget.panels)) panel.controls?.device?.(/** @type {any} */ (select));
+    for (const panel of Object.values(widget.panels)) panel.renew?.();
     if (widget.shown) widget.panels[widget.tab]?.fill?.();
   }
 

@@ -46,6 +46,7 @@
  * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
  * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
+ * @property {() => void} [renew] another device is chosen
  * @property {() => void} [figured] more is known of what was tried for the chosen device
  * @property {(choice: {policy: string, at: string, device: string}) => void} [compiled] it was, for a device
  * @property {() => void} [stop] the view of the widget is removed

@@ -16,7 +16,7 @@ export function panel(widget, key) {
   /** @type {HTMLInputElement} */
   const find = widget.one("[data-find]");
   /** @type {HTMLSelectElement} */
-  const group = widget.one("[data-group]");
+  const group = widget.one('[data-control="group"]');
   /** The row that the keyboard comes to, of those that can be chosen. @type {HTMLElement | undefined} */
   let current;
 

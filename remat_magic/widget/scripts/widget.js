@@ -1,5 +1,5 @@
 // @ts-check
-/** @import { Choice, Model, Panel, Store, View, Widget } from "./shared.js" */
+/** @import { Model, Panel, Store, View, Widget } from "./shared.js" */
 import { checkpointNames, choiceList } from "./choosing.js";
 import { firstScreen, folding } from "./first_screen.js";
 import { linking } from "./linking.js";
@@ -80,11 +80,10 @@ function draw({ model, el }, makers) {
   widget.linking = linking(widget);
   widget.pinning = pinning(widget);
   const names = checkpointNames(widget);
-  const first = firstScreen(widget);
   const copied = staticCopy(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  Object.assign(widget.panels, { policy: choiceList(widget, "policy"), at: choiceList(widget, "at"), folding: folding(widget) });
-  const panels = Object.values(widget.panels);
+  const lists = { policy: choiceList(widget, "policy"), at: choiceList(widget, "at") };
+  const panels = Object.values(Object.assign(widget.panels, { ...lists, first: firstScreen(widget), folding: folding(widget) }));
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,
@@ -135,7 +134,7 @@ function draw({ model, el }, makers) {
     },
     say: saidByKernel,
   };
-  for (const panel of [...panels, first]) {
+  for (const panel of panels) {
     Object.assign(controls, panel.controls);
     Object.assign(actions, panel.actions);
     Object.assign(messages, panel.messages);
@@ -193,7 +192,6 @@ function draw({ model, el }, makers) {
     if (widget.shown === view) return;
     widget.shown = view;
     select(view);
-    first.show?.(view);
     part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
@@ -236,19 +234,15 @@ function draw({ model, el }, makers) {
     send({ ...request, serial: store.clock });
   }
 
-  /** @param {Choice} choice */
-  function askFor({ policy, at }) {
+  /** @param {string} policy @param {string} [place] */
+  function choose(policy, place) {
+    const at = place || (widget.shown?.at ?? "function");
     ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
-  }
-
-  /** Chooses a policy that is shown elsewhere than in the dropdown. @param {string} policy @param {string} [at] */
-  function choose(policy, at) {
-    askFor({ policy, at: at || (widget.shown?.at ?? "function") });
   }
 
   function chooseControls() {
     const { value, selectedOptions } = one('[data-control="policy"]');
-    askFor({ policy: value, at: selectedOptions[0]?.dataset.at ?? chosenAt() });
+    choose(value, selectedOptions[0]?.dataset.at ?? chosenAt());
   }
 
   // What the kernel sends.
@@ -334,7 +328,7 @@ function draw({ model, el }, makers) {
   listen(model, () => model.send({ type: "hello" }));
 
   return () => {
-    for (const panel of [...panels, first]) panel.stop?.();
+    for (const panel of panels) panel.stop?.();
     clearTimeout(waiting);
     clearTimeout(late);
     model.off("change:_view", onView);
