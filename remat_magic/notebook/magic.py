@@ -360,7 +360,7 @@ def unload(ip: InteractiveShell) -> None:
         return
     for kind in ("line", "cell"):
         manager.magics[kind].pop("remat", None)
-    lists: tuple[list[Any], ...] = (ip.input_transformers_cleanup, ip.ast_transformers, ip.Completer.custom_matchers)
+    lists: tuple[Any, ...] = (ip.input_transformers_cleanup, ip.ast_transformers, ip.Completer.custom_matchers)
     for registry, hook in zip(lists, (mark, magics.transformer, magics.matcher), strict=True):
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
             registry.remove(hook)
