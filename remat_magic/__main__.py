@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from remat_magic import _jax, devices, script, units
 from remat_magic.api import trace
 from remat_magic.errors import RematError
-from remat_magic.measuring.elsewhere import MOST_KEPT, compiled_folder, version
+from remat_magic.measuring.elsewhere import MOST_CACHED, compiled_folder, version
 
 
 def environment() -> tuple[list[str], bool]:
@@ -57,8 +57,8 @@ def _compilers() -> list[str]:
         lacking = [device.name for device in accelerators if device.install == command]
         lines.append(f"to compile for {', '.join(lacking)}: {command}")
     folder = compiled_folder()
-    kept = [file.stat().st_size for file in folder.glob("*.json")] if folder else []
-    where = f"is kept in {folder} ({units.nbytes(sum(kept))} of at most {units.nbytes(MOST_KEPT)})"
+    cached = [file.stat().st_size for file in folder.glob("*.json")] if folder else []
+    where = f"is kept in {folder} ({units.nbytes(sum(cached))} of at most {units.nbytes(MOST_CACHED)})"
     return [*lines, f"what was compiled for them {where if folder else 'is not kept'}"]
 
 
@@ -71,7 +71,7 @@ def _self_check() -> str:
     try:
         inspected = trace(probe, jax.ShapeDtypeStruct((3,), "float32"))
         complete = inspected.report("nothing_saveable", "function").complete and inspected.names == ("probe",)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user is to be told
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user must see
         return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
     return "" if complete else "a small function is not traced as it is on the versions that were tested"
 

@@ -19,7 +19,7 @@ def mesh(axes: str | Mapping[str, int]) -> Mesh:
 
     It is of this machine's devices where there are enough, else of simulated ones that need no setting. The axes are
     automatic, so that ``in_shardings`` of a jitted step, ``with_sharding_constraint`` and ``shard_map`` say how values
-    are spread, and XLA decides about the rest. (An explicit mesh is told by the types of the arguments, and needs no
+    are spread, and XLA decides about the rest. (An explicit mesh is known by the types of the arguments, and needs no
     devices: ``jax.sharding.AbstractMesh``.)
 
     Args:

@@ -77,7 +77,7 @@ def _ran(options: argparse.Namespace, caught: api.Caught) -> bool:
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
         return not end.code
-    except BaseException as error:  # noqa: BLE001 - whatever ends the script is told as Python would
+    except BaseException as error:  # noqa: BLE001 - whatever ends the script is printed as Python would
         own = error.__traceback__
         while own is not None and own.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
             own = own.tb_next

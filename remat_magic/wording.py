@@ -24,7 +24,7 @@ def one_line(text: str, most: int = 300) -> str:
 
 
 def text_of(value: object, read: Callable[[object], str] = str) -> str:
-    """``read(value)``, or the type's name where that raises: an error must be told even if its text cannot."""
+    """``read(value)``, or the type's name where that raises: an error must be shown even if its text cannot."""
     try:
         return read(value)
     except Exception:  # noqa: BLE001 - whatever a user's __repr__ does

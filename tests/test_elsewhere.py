@@ -208,8 +208,8 @@ def test_what_is_cancelled_is_killed_at_once(pretend):
 @pytest.mark.slow
 def test_the_compiler_ends_with_the_process_that_asked(pretend, tmp_path):
     started = pretend("""
-        from remat_magic.measuring.compiler_process import end_with_the_asking
-        end_with_the_asking(folder)
+        from remat_magic.measuring.compiler_process import end_with_the_parent
+        end_with_the_parent(folder)
         started.with_name("folder").write_text(str(folder))
         time.sleep(600)
         """)
@@ -241,7 +241,7 @@ def test_the_compilers_own_process_watches_who_asked(tmp_path):
 
 def test_a_compiler_that_watches_who_asked_ends_well(pretend):
     """It was ended by SIGABRT where Python was still reading, and no device had figures."""
-    watching = "from remat_magic.measuring.compiler_process import end_with_the_asking\nend_with_the_asking(folder)\n"
+    watching = "from remat_magic.measuring.compiler_process import end_with_the_parent\nend_with_the_parent(folder)\n"
     pretend(watching + SIZES)
     assert rm.trace(loss, *ARGS).measure("none", at="function", device=H100).error == ""
 
@@ -259,7 +259,7 @@ def test_what_was_asked_for_longest_ago_goes_first(pretend, cache, monkeypatch):
     for age, file in enumerate(reversed(files)):
         os.utime(file, (time.time() - 100 * (age + 1),) * 2)
     assert not trace.measure("none", at="function", device=H100, seconds=0).error  # now the youngest
-    monkeypatch.setattr(elsewhere, "MOST_KEPT", 2.5 * files[0].stat().st_size)
+    monkeypatch.setattr(elsewhere, "MOST_CACHED", 2.5 * files[0].stat().st_size)
     rm.trace(loss, f32(6, 128, 128), f32(64, 128)).measure("none", device=H100)
     assert kept(seconds=0) == [True, False, False]
 

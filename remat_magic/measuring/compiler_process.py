@@ -2,7 +2,7 @@
 
 FOLDER/request.json says for which. The answer is FOLDER/answer.json, plain data: XLA's bytes, or why there are none.
 A process of its own: XLA's compilers read their settings before JAX is imported, and one that is given up is killed.
-It ends when its standard input does, which is when the process that asked has ended, however that was.
+It ends when its standard input does, which is when the process that started it has ended, however that was.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _timeline(dump: Path) -> dict[str, Any] | None:
     return None if memory is None else memory.to_dict()
 
 
-def end_with_the_asking(folder: Path) -> None:
-    """From now on end this process, and remove its folder, when the one that asked ends: nobody reads the answer."""
+def end_with_the_parent(folder: Path) -> None:
+    """From now on end this process, and remove its folder, when the one that started it ends: nobody reads the answer."""
 
     def watch() -> None:
         os.read(0, 1)  # not sys.stdin: Python aborts where a thread still reads that when the answer is written
@@ -83,5 +83,5 @@ def end_with_the_asking(folder: Path) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
-    end_with_the_asking(given)
+    end_with_the_parent(given)
     (given / "answer.json").write_text(json.dumps(compile_in(given)), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Compiling for a device that is not here: in a process of its own, and never twice.
 
 Answers are cached as plain data in the user's cache folder, by what they follow from: the program, the device and its
-compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is cached. The folder has at most ``MOST_KEPT``
+compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is cached. The folder has at most ``MOST_CACHED``
 bytes: the answers that were used longest ago go first.
 """
 
@@ -27,8 +27,8 @@ from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.records import Effort, RematError
 
-MOST_KEPT = 10**9  # bytes
-_FORMAT = 7  # of what is kept
+MOST_CACHED = 10**9  # bytes
+_FORMAT = 7  # of what is cached
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 
@@ -158,7 +158,7 @@ def _death(code: int, output: str) -> str:
 
 
 def compiled_folder() -> Path | None:
-    """Where answers are kept: in ``REMAT_MAGIC_CACHE``, else in the user's cache folder; None for nowhere."""
+    """Where answers are cached: in ``REMAT_MAGIC_CACHE``, else in the user's cache folder; None for nowhere."""
     own = os.environ.get("REMAT_MAGIC_CACHE")
     if own is not None:
         return Path(own, "compiled") if own else None
@@ -199,11 +199,11 @@ def _write(path: Path, answer: Mapping[str, Any]) -> None:
 
 
 def _bound(folder: Path) -> None:
-    """Let go of the answers asked for longest ago, until the others are of ``MOST_KEPT`` bytes at most."""
+    """Drop the answers that were used longest ago, until the others are of ``MOST_CACHED`` bytes at most."""
     files = sorted(((file.stat(), file) for file in folder.iterdir()), key=lambda found: -found[0].st_mtime)
     together = itertools.accumulate(stat.st_size for stat, _ in files)
     for (_, file), bytes_so_far in zip(files, together, strict=True):
-        if bytes_so_far > MOST_KEPT:
+        if bytes_so_far > MOST_CACHED:
             file.unlink(missing_ok=True)
 
 

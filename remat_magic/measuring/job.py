@@ -129,7 +129,7 @@ class Measuring:
                 self._step(Progress(done + 1, total), (report, result), tell=done + 1 == total)
 
     def _label(self, number: int, variant: Variant | Unknown) -> str:
-        """What a choice is called while it is measured, with its place where one was asked for."""
+        """What a choice is called while it is measured, with its place where one was given."""
         name = variant.policy if isinstance(variant, Unknown) else variant.selection.label or variant.selection.policy
         at = self._choices[number][1]
         return name if not isinstance(at, str) or name.endswith(f" at {at}") else f"{name} at {at}"
@@ -158,7 +158,7 @@ class Measuring:
 _COMPILED = 12  # programs at most
 _SURE = 3  # of them the last: the surest, where nothing has fitted by then
 _NEAREST = 4  # programs, where none may fit: what is said to come nearest is to have XLA's word
-_HOPE = 0.9  # of the lower end of its range: what needs more than there is by that much is not asked about
+_HOPE = 0.9  # of the lower end of its range: what needs more than there is by that much is not compiled
 _TICK = 0.2  # seconds between two looks at a compiler, at each of which one may be done with it all
 
 
@@ -227,9 +227,9 @@ def _next(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> Sequence[
 
 
 def _hopeful(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[FitChoice]:
-    """What XLA was not asked about, costs less than what fits by its word, and may fit; the cheapest first.
+    """What was not compiled, costs less than what fits by its word, and may fit; the cheapest first.
 
-    Where only what is written by hand has fitted, what an edit writes is asked about all the same.
+    Where only what is written by hand has fitted, what an edit writes is compiled all the same.
     """
 
     def enough(by_hand: bool) -> tuple[float, ...]:

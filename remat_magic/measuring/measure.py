@@ -197,7 +197,7 @@ class How(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """How to measure, as for ``Trace.measure``; ``named`` is the device that is asked for, if one is.
+    """How to measure, as for ``Trace.measure``; ``named`` is the device that is given, if one is.
 
     ``elsewhere`` is that device where it is compiled for as if there were none here. RematError as ``Trace.measure``.
     """

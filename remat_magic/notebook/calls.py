@@ -1,7 +1,7 @@
-"""Before each call of a cell's last statements the magic is asked: ``F(a)`` becomes ``running.function(F, ...)(a)``.
+"""Before each call of a cell's last statements the magic decides about it: ``F(a)`` becomes ``running.function(F, ...)(a)``.
 
 Python evaluates each operand as before, once and in order. Which call is meant shows only in the functions, once they
-are evaluated: so each is told with what is known of it from the text.
+are evaluated: so each is given with what is known of it from the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.Try, *_LOOPS)
 # Statements that do more than to show or use what was computed before.
 _DOES_MORE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.NamedExpr, ast.Await)
-# Methods of results, of arrays, dicts and what is compiled: in f(x).mean() it is f that is asked about, and in
+# Methods of results, of arrays, dicts and what is compiled: in f(x).mean() it is f that is meant, and in
 # build(params).fit(x) it is fit alone.
 _OF_RESULTS = re.compile(
     "all|any|argmax|argmin|astype|block_until_ready|copy|cumsum|dot|flatten|item|max|mean|min|prod|ravel|reshape|round|"
@@ -41,7 +41,7 @@ def magic_call(method: str, where: ast.AST, *operands: Any) -> ast.Call:
 
 
 def watched_block(statements: Sequence[ast.stmt], after: Sequence[ast.stmt] = ()) -> list[ast.stmt]:
-    """Statements that run once, with their imports and calls told to the magic; ``after`` are those that follow."""
+    """Statements that run once, with their imports and calls given to the magic; ``after`` are those that follow."""
     block = list[ast.stmt]()
     for number, statement in enumerate(statements):
         rest = [*statements[number + 1 :], *after]
@@ -52,13 +52,13 @@ def watched_block(statements: Sequence[ast.stmt], after: Sequence[ast.stmt] = ()
 
 
 def watched_expression(expression: ast.expr) -> ast.expr:
-    """An expression that stands for itself, with its calls told to the magic."""
+    """An expression that stands for itself, with its calls given to the magic."""
     expression = copy.deepcopy(expression)
     return _Calls(expression, []).visit(expression)
 
 
 def calls_something(expression: ast.AST) -> bool:
-    """Whether an expression has a call that is told to the magic."""
+    """Whether an expression has a call that is given to the magic."""
     if isinstance(expression, ast.Call) and not is_command(expression):
         return True
     return not isinstance(expression, _OPAQUE) and any(map(calls_something, ast.iter_child_nodes(expression)))
@@ -80,7 +80,7 @@ def _watched(statement: ast.stmt, rest: list[ast.stmt]) -> ast.stmt:
 
 
 class _Calls(ast.NodeTransformer):
-    """Tells of each call of a statement; see ``Running.function`` for what is told."""
+    """Gives each call of a statement to the magic; see ``Running.function`` for what goes with it."""
 
     def __init__(self, last: ast.expr | None, showing: list[ast.expr] | None) -> None:
         self._last, self._showing, self._depth = last, showing, 0
@@ -107,7 +107,7 @@ class _Calls(ast.NodeTransformer):
 def _functions_of(statements: Sequence[ast.stmt], result: set[str]) -> list[ast.expr] | None:
     """What is called in statements that only use what is in ``result``, but for it and its methods.
 
-    None where they do more, or where that cannot be told: where one of them assigns something else, and where the last
+    None where they do more, or where that is not known: where one of them assigns something else, and where the last
     is an assignment. A cell that only prepares something ends so too.
     """
     functions = list[ast.expr]()

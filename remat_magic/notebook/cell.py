@@ -3,7 +3,7 @@
 Text run from inside a magic loses its line numbers, shows its errors twice and cannot ``await``. Instead the first
 line becomes one line of Python, the marker, before IPython looks for cell magics; and once the cell is parsed, the
 marker makes way for a check of the line, the cell stands in a ``with`` that runs it until its step (``running``), and
-what is found there is shown. Before each call of its last statements ``running`` is asked whether that is the one to
+what is found there is shown. Before each call of its last statements ``running`` decides whether that is the one to
 inspect: ``F(a)`` becomes ``function(F)(a)``. All else is compiled as it stands.
 
 Both transformers are functions of the text alone, since ipykernel may transform a cell more often than it runs it.
@@ -26,7 +26,7 @@ _FIRST_LINE = re.compile(r"%%remat(?:[ \t]+(?P<line>.*?))?\s*")
 _OTHER_MAGIC = re.compile(r"%%(?!remat\b)\w")
 
 # The marker is IPython's own translation of an empty cell, so without the AST transformer (the history replayed where
-# the extension is not loaded) the user is told what is missing.
+# the extension is not loaded) the user sees what is missing.
 _MARKER = "get_ipython().run_cell_magic('remat', {line!r}, '')\n"
 
 

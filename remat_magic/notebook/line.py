@@ -1,4 +1,4 @@
-"""The magic's own line: options first, then Python, kept to the letter.
+"""The magic's own line: options first, then Python, to the letter.
 
 ``IPython.core.magic_arguments.parse_argstring`` splits a whole line as a shell would, which spoils the quotes, spaces
 and negative numbers of a call. So the options are taken off the front of the raw line, as the parser declares them,

@@ -47,7 +47,7 @@ _OWN_LINE = re.compile(r"%%remat\b.*\n?")
 class RematMagics(Magics):
     """The magic itself. What ``cell`` and ``calls`` write into a cell calls its methods, or those of what is ``now``.
 
-    ``now`` is what a cell, or an expression on the line, is running in; those around it are kept until it has ended.
+    ``now`` is what a cell, or an expression on the line, is running in; those around it wait until it has ended.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -190,7 +190,7 @@ class RematMagics(Magics):
                 return options
             key = policies.Key.parse(options.policy, namespace=self.session.namespace)
             if not later:
-                # Which checkpoint names the function has is not known yet: those that are asked for will do.
+                # Which checkpoint names the function has is not known yet: those of the policy will do.
                 policies.resolve(key, key.names, self.session.namespace)
         return options
 

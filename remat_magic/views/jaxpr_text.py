@@ -103,7 +103,7 @@ def _chunks(jaxpr: Program, live: bool = False) -> list[str]:
     """The jaxpr as HTML, ``_CHUNK`` lines a piece, each complete in itself.
 
     For the widget's script it has links, and long parameters are folded; else it is as small as it can be, for it is
-    kept.
+    saved.
     """
     places, pattern = live and len(jaxpr.lines) <= _PLACES_UP_TO, _TOKEN if live else _WORDS
     pieces = list[str]()

@@ -411,7 +411,7 @@ def _summary(section: _Section, rows: dict[int, Attribution | None], scale: _Sca
     again = Attribution(None, equations=[equation for row in costing for equation in row.equations])
     title = list[str]()
     if section.text.place:
-        # The path of a kept notebook's file, or of a cell, tells its readers nothing.
+        # The path of a saved notebook's file, or of a cell, tells its readers nothing.
         hover = f' title="{escape(section.text.file)}"' if scale.live and section.text.cell is None else ""
         title.append(f'<span class="remat-place"{hover}>{escape(section.text.place)}</span>')
     if section.text.function:
@@ -446,7 +446,7 @@ def _left(scale: _Scale) -> str:
 def _costs(row: Attribution | None, scale: _Scale) -> str:
     """The two last cells of a row."""
     if row is None:
-        # A kept output does without, since it is repeated for every cell; the widget's have a background.
+        # A saved output does without, since it is repeated for every cell; the widget's have a background.
         return '<td class="remat-cost"></td><td class="remat-cost"></td>' if scale.live else ""
     saved = fmt.nbytes(row.saved) if row.residuals else ""
     flops = fmt.flops(row.flops) if row.equations else ""

@@ -63,7 +63,7 @@ class Table:
     """A table: of each column the head and the kind.
 
     The ``caption`` is for screen readers, or for everybody where it is ``visible``. Of the ``kinds`` of the table,
-    "stacks" has the cells of each row stacked where there is little room. Columns of the kinds "num" and "share" are
+    "stacks" has the cells of each row stacked where the page is narrow. Columns of the kinds "num" and "share" are
     numbers; the last ones, from one of the kind "made" on, stand below one another in a terminal.
     """
 
@@ -315,7 +315,7 @@ def table_text(table: Table, *, brief: bool = False, heads: bool = True) -> rich
     made = grid(*(table.columns[number][0] if heads else "" for number in shown))
     for column, number in zip(made.columns, shown, strict=True):
         if kinds[number] == "num":
-            column.justify, column.no_wrap = "right", "policy" not in kinds  # or so many that there is no room for it
+            column.justify, column.no_wrap = "right", "policy" not in kinds  # or so many that they would not fit
     for row in table.rows:
         *cells, last = (_cell_text(row.cells[number], brief) for number in shown)
         more = () if brief else filter(None, (_cell_text(one) for one in row.cells[below:]))

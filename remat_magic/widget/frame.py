@@ -27,7 +27,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill."""
     trace = live.trace
     head = head_html(trace.signature, trace.function_name, trace.step_name, trace.wrt, title)
-    # Has XLA asked how values are spread, where that takes long and was not done.
+    # Where it takes XLA long to say how values are spread, and that was not done.
     spread = button("one-device", "Ask XLA", title=_ASK) if trace.postponed else ""
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
     meanings = {choice.key: choice.meaning for choice in trace.choices()}

@@ -214,7 +214,7 @@ class Prefetch:
             return None, False
         trace = live.trace
         if not trace.lock.acquire(blocking=False):
-            return None, True  # the worker is tracing what the reader asked for
+            return None, True  # the worker is tracing what the reader has chosen
         try:
             keys = [(choice.key, at) for choice in trace.choices()]
             key = next((key for key in keys if key not in self._tried and key not in cached), None)

@@ -129,7 +129,7 @@ class LiveTrace:
         if not choice.compiled or timeline is None or not self.is_device:
             return []
         measured = self.measured(choice.key, choice.at)
-        if measured is None:  # by the search: its answer is kept
+        if measured is None:  # by the search: its answer is cached
             policy, at, namespace = self.arguments(choice.key, choice.at)
             measured = self.trace.measure(policy, at, namespace=namespace, device=self.device, seconds=0)
             self.add_measured(self.device, [measured] if not measured.error else [])

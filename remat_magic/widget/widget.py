@@ -1,6 +1,6 @@
 """The widget itself: what its user in Python and its reader in the browser ask of it, worked out on threads.
 
-The newest wish comes first; what is rendered is sent to the browser, and a copy of it is kept with the notebook.
+The newest wish comes first; what is rendered is sent to the browser, and a copy of it is saved with the notebook.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RematWidget(Channel):
     _css = style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
-    _twin = traitlets.Unicode().tag(sync=True)  # the id of this model, and of what is kept of it with the notebook
+    _twin = traitlets.Unicode().tag(sync=True)  # the id of this model, and of its copy that is saved with the notebook
     _live = LiveTrace(None)
     _idle: IdleTime | None = None
     policy = traitlets.Unicode("as_written")
@@ -215,7 +215,7 @@ class RematWidget(Channel):
         """Raise for a choice that fails before anything changes; the trace remembers the report."""
         value: str = proposal["value"]
         name, wished = proposal["trait"].name, self._wishes.wished
-        # With what was asked for last, which may not be shown yet: an assignment takes back a click just before it.
+        # With what was chosen last, which may not be shown yet: an assignment takes back a click just before it.
         wish = replace(wished, **{name: value})
         unchanged = wish == wished and value == getattr(self, name)
         if unchanged or self._wishes.settling:
@@ -392,7 +392,7 @@ class RematWidget(Channel):
             screen.search() if live.fit is None else screen.tell()
 
     def _fall_behind(self) -> None:
-        """Have the copy that is kept replaced when the kernel is idle."""
+        """Have the saved copy replaced when the kernel is idle."""
         self._kept.fall_behind()
         if self._idle is not None:
             self._idle.resume(self)
@@ -467,7 +467,7 @@ class RematWidget(Channel):
     # The output.
 
     def _ipython_display_(self) -> None:
-        """Show a static part that is kept with the notebook, then the live one, which hides it."""
+        """Show a static part that is saved with the notebook, then the live one, which hides it."""
         shell = self._shell
         if shell is None or self._live.closed:
             sys.stdout.write(f"{self!r}\n")

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Worker(Generic[_T]):
-    """Runs ``work(request)`` on a thread of its own; of the requests posted meanwhile, only the newest is kept.
+    """Runs ``work(request)`` on a thread of its own; of the requests posted meanwhile, only the newest waits.
 
     The thread ends when the mailbox is empty, so that an idle widget costs nothing.
     """

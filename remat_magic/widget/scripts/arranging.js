@@ -125,7 +125,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   for (const extra of part.querySelectorAll(".remat-extra, .remat-side")) extra.remove();
   const table = part.querySelector("table");
   const body = table?.tBodies[0];
-  // Nothing is saved, yet the other policy's rows belong here; they are told of in the summary.
+  // Nothing is saved, yet the other policy's rows belong here; the summary counts them.
   if (!table || !body) return other ? count(rowsOf(other).length, "row") + " only under A" : "";
   dressHeads(table, (column) => {
     // Numbers begin with the largest.

@@ -36,7 +36,7 @@ export function firstScreen(widget) {
     return known;
   }
 
-  /** What the screen of a choice on the device is kept under. @param {{policy: string, at: string}} choice */
+  /** The key of a choice on the device. @param {{policy: string, at: string}} choice */
   const screenOf = ({ policy, at }) => `${device}\n${keyOf(policy, at)}`;
 
   /** @param {View} view */

@@ -83,7 +83,7 @@ function selectorsOf(keys, operation) {
   // that it makes.
   const whole = keys.length === 1 ? keys : keys.filter((expression) => !expression.startsWith("~"));
   const selectors = whole.map((expression) => `[data-e~="${expression}"]:not([data-o])`);
-  // An operation of one layer is told apart from the same expression of another.
+  // An operation of one layer is marked apart from the same expression of another.
   if (operation) selectors.push(`[data-o="${operation}"]`);
   else selectors.push(...selectors.map((selector) => selector.replace(":not([data-o])", "[data-o]")));
   const rest = keys.filter((expression) => !whole.includes(expression));

@@ -26,7 +26,7 @@ export function placing(part) {
 
   /** Shows what comes with every view. @param {View} view */
   function show(view) {
-    // All is read before anything is written: a page is laid out anew for each that is asked for in between.
+    // All is read before anything is written: a page is laid out anew for each that is read in between.
     const before = Object.keys(view.parts).map((name) => ({ name, target: part(name), height: part(name).offsetHeight }));
     for (const { name, target, height } of before) {
       if (!target.closest("[data-panel]")) continue; // of the first screen
@@ -69,7 +69,7 @@ function copyOf(el, id) {
   return around.querySelector(`.remat-static[data-twin="${CSS.escape(id)}"]`);
 }
 
-/** @param {HTMLElement} el what the widget stands in @param {string} id of what is kept for it */
+/** @param {HTMLElement} el what the widget stands in @param {string} id of its copy that is saved */
 export function staticCopy(el, id) {
   /** @type {HTMLElement | null} */
   let hidden = null;

@@ -25,7 +25,7 @@
  *
  * @typedef {object} Store what all views of one widget share
  * @property {Map<string, View>} views
- * @property {Map<string, string>} answers the HTML of the panels that are asked for when they are opened
+ * @property {Map<string, string>} answers the HTML of the panels that is requested when they are opened
  * @property {Map<string, Record<string, string>>} screens the parts of the first screen that are of a choice on a device
  * @property {Map<string, FitFigures>} figures of the choices that were tried for the chosen device
  * @property {number} clock the serial of the newest request
@@ -62,7 +62,7 @@
  * @property {{view: View | undefined, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
  * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
- *   device that is chosen; undefined while the kernel is asked for them
+ *   device that is chosen; undefined until the kernel has sent them
  * @property {() => void} mark marks what is of the shown choice, among those that are offered
  * @property {(selector: string) => any} one the first element
  * @property {(selector: string) => any[]} all all elements
@@ -79,7 +79,7 @@
  * @property {() => string} chosenAt the place that is chosen, which may be on its way still
  */
 
-/** What the views of a policy at a place are kept under. @param {string} policy @param {string} at */
+/** The key of a policy at a place. @param {string} policy @param {string} at */
 export const keyOf = (policy, at) => `${at}\n${policy}`;
 
 /** An element of a class, with what is in it. @param {string} tag @param {string} kind @param {...(string | Node)} content */

@@ -13,7 +13,7 @@ import { keyOf } from "./shared.js";
  */
 
 const TRACING = "Tracing…";
-/** How long, in ms, a kernel may take to say that it has heard, before the reader is told that it may not be there. */
+/** How long, in ms, a kernel may take to answer, before the reader sees that it may not be there. */
 const PATIENCE = 4_000;
 const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
 
@@ -143,7 +143,7 @@ function draw({ model, el }, makers) {
   /** @param {object} content */
   function send(content) {
     clearTimeout(late);
-    // Of a kernel that dies, or is restarted from elsewhere, no widget is told.
+    // A kernel that dies, or is restarted from elsewhere, tells no widget.
     late = window.setTimeout(() => say(LATE, true), PATIENCE);
     model.send(content);
   }
