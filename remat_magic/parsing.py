@@ -47,9 +47,7 @@ def parse_source(text: str) -> ast.Module | None:
     """The tree of a file or cell of the user's, which callers share and must not change; None if it is no Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of escapes in the user's strings, which their import has warned of already
+            warnings.simplefilter("ignore")  # of escapes in the user's strings, of which their import has warned
             return parse_python(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

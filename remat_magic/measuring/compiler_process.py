@@ -71,7 +71,7 @@ def _timeline(dump: Path) -> dict[str, Any] | None:
 
 
 def end_with_the_parent(folder: Path) -> None:
-    """From now on end this process, and remove its folder, when the one that started it ends: nobody reads the answer."""
+    """From now on end this process, and remove its folder, when its parent ends: nobody reads the answer then."""
 
     def watch() -> None:
         os.read(0, 1)  # not sys.stdin: Python aborts where a thread still reads that when the answer is written

@@ -1,4 +1,4 @@
-"""Before each call of a cell's last statements the magic decides about it: ``F(a)`` becomes ``running.function(F, ...)(a)``.
+"""The magic decides about each call of a cell's last statements: ``F(a)`` becomes ``running.function(F, ...)(a)``.
 
 Python evaluates each operand as before, once and in order. Which call is meant shows only in the functions, once they
 are evaluated: so each is given with what is known of it from the text.
