@@ -156,5 +156,4 @@ def engine(monkeypatch):
     fake = FakeEngine()
     monkeypatch.setitem(vars(remat_magic.api), "trace", fake.trace)
     monkeypatch.setattr("remat_magic.widget.RematWidget", FakeWidget)
-    monkeypatch.setattr("remat_magic.views.text.plain", lambda report: f"REPORT {report.function} {report.policy}\n")
     return fake

@@ -14,7 +14,8 @@ import remat_magic as rm
 from remat_magic.records import Fit, FitChoice, Note, Progress, Report
 from remat_magic.views import display
 from remat_magic.views.answer import taken
-from remat_magic.views.text import IN_CELL, MOST_LINES, Answer, printed
+from remat_magic.views.tables import printed
+from remat_magic.views.text import IN_CELL, MOST_LINES, Answer
 from remat_magic.views.values import residual_rows
 from tests.programs import PROGRAMS, f32
 from tests.views_records import blocks, infected, plain, small

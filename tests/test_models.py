@@ -23,7 +23,8 @@ from jax._src.ad_checkpoint import saved_residuals
 import remat_magic as rm
 from remat_magic.records import FitChoice
 from remat_magic.views.answer import taken
-from remat_magic.views.text import MOST_LINES, Answer, printed
+from remat_magic.views.tables import printed
+from remat_magic.views.text import MOST_LINES, Answer
 from tests.programs import f32
 from tests.report_checks import types_of_ours
 
