@@ -53,13 +53,12 @@ _LAZY = dict.fromkeys(_OF_API, "remat_magic.api") | {
     "mesh": "remat_magic.meshes",
     "show": "remat_magic.widget.widget",
 }
-_MODULES = ("policies", "devices")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _MODULES:
+    if name in ("policies", "devices"):
         return importlib.import_module(f"remat_magic.{name}")
     raise AttributeError(f"module 'remat_magic' has no attribute {name!r}")
 

@@ -119,9 +119,8 @@ class Measuring:
         with ExitStack() as pools:
             results = map(measured, variants)
             if request.elsewhere is not None:
-                results = pools.enter_context(ThreadPoolExecutor(AT_ONCE, "remat_magic compiling")).map(
-                    measured, variants
-                )
+                pool = pools.enter_context(ThreadPoolExecutor(AT_ONCE, "remat_magic compiling"))
+                results = pool.map(measured, variants)
             for done, variant in enumerate(variants):
                 self._step(Progress(done, total, self._label(done, variant)))
                 result = next(results)

@@ -28,7 +28,8 @@ from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.fit import fit_html
 from remat_magic.views.format import escape
 from remat_magic.views.headline import advice_html, stake
-from remat_magic.views.html import page_html, report_html, static
+from remat_magic.views.html import page_html as page_html
+from remat_magic.views.html import report_html, static
 from remat_magic.views.memory import exhausted_sentences, exhausted_table, layers_table, timeline_html
 from remat_magic.views.plans import (
     NO_NAMES,
@@ -42,8 +43,6 @@ from remat_magic.views.plans import (
 from remat_magic.views.tables import TOP_ROWS, Text, printed, table_html, table_text
 from remat_magic.views.text import Answer
 from remat_magic.wording import one_line, printable
-
-__all__ = ["html", "line", "page_html", "renderable", "text"]
 
 
 def html(record: Any) -> str:
@@ -59,10 +58,9 @@ def html(record: Any) -> str:
             return static(timeline_html(record))
         case Fit():
             return static(fit_html(record))
-        case Exhausted() if record.buffers:
-            return static(table_html(exhausted_table(record)))
         case Exhausted():
-            return static(f"<p>{escape(' '.join(exhausted_sentences(record)))}</p>")
+            sentences = f"<p>{escape(' '.join(exhausted_sentences(record)))}</p>"
+            return static(table_html(exhausted_table(record)) if record.buffers else sentences)
         case FitChoice():
             return static(f'<pre style="font-family:monospace">{escape(text(record))}</pre>')
         case Comparison():

@@ -38,9 +38,8 @@ def budget_sentence(edit: Edit) -> str:
     """Whether an edit keeps to its budget; empty where it has none."""
     if edit.budget_bytes is None:
         return ""
-    excess = "whether it keeps to it is not known" if edit.excess_bytes is None else "it keeps to it"
-    if edit.excess_bytes:
-        excess = f"it exceeds that by {fmt.nbytes(edit.excess_bytes)}"
+    excess = f"it exceeds that by {fmt.nbytes(edit.excess_bytes)}" if edit.excess_bytes else "it keeps to it"
+    excess = "whether it keeps to it is not known" if edit.excess_bytes is None else excess
     return f"The budget was {fmt.nbytes(edit.budget_bytes)} of {edit.budget_text}: {excess}."
 
 
