@@ -313,16 +313,6 @@ def test_values_in_a_nested_shard_map_are_chosen_among():
         assert row.saved_bytes == share == saved_by_jax(trace.function(row.plan, "function"), *args)
 
 
-def test_a_nested_shard_map_that_jax_cannot_compile_is_refused():
-    """And JAX refuses it as well, so that nobody is told bytes of a program that does not run."""
-    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
-    with pytest.raises(rm.RematError, match=r"over data twice; give both shard_maps check_vma=False\.$"):
-        rm.trace(nested(True), w, x).report()
-    with pytest.raises(ValueError, match='axis "data" which is already bound'):
-        jax.jit(jax.grad(nested(True))).trace(w, x).lower(lowering_platforms=("cpu",))
-    jax.jit(jax.grad(nested(False))).trace(w, x).lower(lowering_platforms=("cpu",))
-
-
 # --------------------------------------------------------------------------------------------------- automatic sharding
 
 

@@ -154,11 +154,6 @@ def _linear_solve(eqn: Any) -> tuple[Body, ...]:
     return (Body(body, operands, tuple(range(len(eqn.outvars))), label="custom_linear_solve"),)
 
 
-def _linear_call(eqn: Any) -> tuple[Body, ...]:
-    """The function, not its transpose, which stands beside it."""
-    return (_call(eqn, eqn.params["callee"], "linear_call"),)
-
-
 def _named_call(eqn: Any, parameter: str) -> tuple[Body, ...]:
     jaxpr = eqn.params[parameter]
     return (_call(eqn, jaxpr, str(eqn.params.get("name") or function_name(jaxpr)[0])),)
@@ -175,10 +170,6 @@ def _checkpoint(eqn: Any) -> tuple[Body, ...]:
         return _calls(eqn)
     jaxpr = checkpoint_body(eqn)
     return (_call(eqn, jaxpr, function_name(jaxpr)[0]),)
-
-
-def _custom_derivative(eqn: Any) -> tuple[Body, ...]:
-    return _named_call(eqn, "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr")
 
 
 def _calls(eqn: Any) -> tuple[Body, ...]:
@@ -200,9 +191,10 @@ _READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {
     "while": _while,
     "cond": _cond,
     **dict.fromkeys(["jit", "pjit"], lambda eqn: _named_call(eqn, "jaxpr")),
-    **dict.fromkeys(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"], _custom_derivative),
+    **dict.fromkeys(["custom_jvp_call", "custom_vjp_call"], lambda eqn: _named_call(eqn, "call_jaxpr")),
     "custom_linear_solve": _linear_solve,
-    "linear_call": _linear_call,
+    # The function, not its transpose, which stands beside it.
+    "linear_call": lambda eqn: (_call(eqn, eqn.params["callee"], "linear_call"),),
     "pallas_call": lambda eqn: (),
 }
 

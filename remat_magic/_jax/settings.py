@@ -113,7 +113,9 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     them in force in whichever thread enters it. A courtesy: what a JAX keeps elsewhere stays behind.
     """
     try:
-        local = _local_settings()
+        config = courtesy("jax._src.config.config_ext", _CARRIED)
+        objects = _setting_objects(tuple(name for name in list(sys.modules) if name.startswith("jax._src")))
+        local = [(item, value) for item in objects if (value := item.get_local()) is not config.unset]
     except Exception as error:  # noqa: BLE001 - a newer JAX keeps them otherwise
         do_without(f"the settings of a thread as they were ({type(error).__name__}: {error})", _CARRIED)
         local = []
@@ -126,13 +128,6 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
             yield
 
     return in_force
-
-
-def _local_settings() -> list[tuple[Any, Any]]:
-    """The settings that this thread has of its own, with their values."""
-    config = courtesy("jax._src.config.config_ext", _CARRIED)
-    objects = _setting_objects(tuple(name for name in list(sys.modules) if name.startswith("jax._src")))
-    return [(item, value) for item in objects if (value := item.get_local()) is not config.unset]
 
 
 @functools.lru_cache(maxsize=1)  # to look through the modules takes a third of the time of a small trace

@@ -51,11 +51,6 @@ def _axes(aval: Any) -> tuple[_Axes, ...]:
     return () if mesh is None or mesh.empty else _spread(sharding)
 
 
-def _shared(size: int, axes: _Axes, mesh: Any) -> int:
-    """A device's share of a dimension: the largest, where it does not divide."""
-    return -(-size // _along_axes(mesh, axes))
-
-
 def _along_axes(mesh: Any, axes: _Axes) -> int:
     """How many devices there are along some axes."""
     return math.prod(mesh.shape[axis] for axis in axes)
@@ -78,7 +73,8 @@ def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) 
     if kept is not None:
         axes = tuple(tuple(axis for axis in of if axis in kept[dim]) for dim, of in enumerate(axes))
     sizes = zip(aval.shape, (*axes, *[()] * (len(aval.shape) - len(axes))), strict=True)
-    return _typed(aval, [_shared(int(size), of, aval.sharding.mesh) for size, of in sizes])
+    mesh = aval.sharding.mesh  # of a dimension that does not divide a device has the largest share
+    return _typed(aval, [-(-int(size) // _along_axes(mesh, of)) for size, of in sizes])
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
@@ -200,14 +196,6 @@ def mapped_axes(eqn: Any) -> Any:
     return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
 
 
-def mapped_twice(eqn: Any, around: Any) -> set[str]:
-    """The axes that a ``shard_map`` spreads values over, by its specs, though one around it maps over them already."""
-    if not (is_shard_map(eqn) and is_shard_map(around)):
-        return set()
-    specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
-    return {axis for spec in specs for entry in spec for axis in _named(entry)} & {*mapped_axes(around)}
-
-
 def mapped_devices(eqn: Any) -> int:
     """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
     return math.prod(eqn.params["mesh"].shape[axis] for axis in mapped_axes(eqn)) if is_shard_map(eqn) else 1
@@ -313,15 +301,14 @@ def equation_of_one(eqn: Any, type_of: Callable[[Any], Any]) -> Any:
     return SimpleNamespace(
         primitive=eqn.primitive,
         params=eqn.params,
-        invars=[_atom(atom, aval) for atom, aval in zip(eqn.invars, local, strict=True)],
+        invars=[
+            atom if aval is atom.aval else SimpleNamespace(aval=aval)
+            for atom, aval in zip(eqn.invars, local, strict=True)
+        ],
         outvars=[SimpleNamespace(aval=of_one_device(aval)) for aval in outside],
         source_info=eqn.source_info,
         effects=eqn.effects,
     )
-
-
-def _atom(atom: Any, aval: Any) -> Any:
-    return atom if aval is atom.aval else SimpleNamespace(aval=aval)
 
 
 def _of_dot(eqn: Any, inside: Sequence[Any], out: Any) -> list[Any]:

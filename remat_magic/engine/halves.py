@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
 from remat_magic.engine.failures import is_passing
-from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, mapped_twice, own_type
+from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, own_type
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.rewriting import without_checks
 from remat_magic.jaxprs.values import is_inexact
@@ -126,8 +126,6 @@ def backward_half(half: Forward) -> Any:
     axes = [axes for axes, yes in zip(half.axes, [True] * count + inexact, strict=False) if yes]
     mapped = half.vmaps.over(backward, axes) if half.vmaps else backward
     closed = jax.make_jaxpr(mapped)(*half.residual_types, *types)
-    if half.type_of is not own_type:
-        require_compilable(closed)
     if isinstance(half.type_of, Propagated):
         of_outputs = half.type_of.of(_jax.open_jaxpr(half.closed).outvars)
         given = [where for where, yes in zip(of_outputs, inexact, strict=False) if yes]
@@ -137,20 +135,6 @@ def backward_half(half: Forward) -> Any:
         pairs = zip(_jax.open_jaxpr(closed).invars, map(half.type_of, saved), strict=False)
         half.type_of.learn(closed, {var: aval for var, aval in pairs if aval is not var.aval})
     return closed
-
-
-def require_compilable(closed: Any) -> None:
-    """Make sure that JAX can compile a half that it has made.
-
-    What a ``shard_map`` within another saves JAX (of 0.10 and 0.12) spreads over the outer axes as well, if it checks
-    what is replicated: residuals several times too large, and a program that it refuses.
-    """
-    axes = mapped_twice(closed)
-    if axes:
-        raise RematError(
-            f"JAX cannot compile this gradient: what a shard_map within another saves it spreads over "
-            f"{' and '.join(axes)} twice; give both shard_maps check_vma=False."
-        )
 
 
 def ask_xla(spread: Propagated, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:

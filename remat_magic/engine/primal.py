@@ -17,7 +17,7 @@ from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.failures import differentiating
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
-from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
+from remat_magic.engine.halves import Forward, ask_xla, forward_half
 from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.possible import Intervals, PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
@@ -165,7 +165,6 @@ class Primal:
         )
         if self.devices == 1:
             return half
-        require_compilable(half.closed)
         return replace(half, type_of=self._spread(half.closed))
 
     @property

@@ -187,10 +187,8 @@ class Variant:
                 raise
             return reports.without_backward(self.preview, half, provenances, str(error))
         schedule = None if self.engine.step is None else self.schedule(memory)
-        primal = self.engine.primal
         gradients = [primal.arguments[position] for position in primal.signature.differentiated]
-        both = reports.halves_of(half, backward, provenances, gradients)
-        report = reports.full(self.preview, both, memory, schedule)
+        report = reports.full(self.preview, half, backward, provenances, gradients, memory, schedule)
         report = report if self.engine.microbatches == 1 else reports.of_all_parts(report, self.engine.microbatches)
         self.facts.first.setdefault(self.selection.identity, self)
         return report

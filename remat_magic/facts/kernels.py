@@ -353,15 +353,12 @@ def _kernel(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -
         moved += sum([value.size for node in nodes for value in node.makes if value.written])
     else:
         moved = BYTES.get(first.name, moved_bytes)(first.eqn)
+    # What is computed with: of a matmul its operands, the wider where they differ, else the result.
+    atoms = widest.eqn.invars[:2] if widest.name in CONTRACTIONS else widest.eqn.outvars[:1]
+    wide = max(atoms, key=lambda atom: getattr(getattr(atom.aval, "dtype", None), "itemsize", 0), default=None)
+    dtype = "" if wide is None else _jax.short_dtype(wide.aval)
     unit: Unit = "matmul" if first.name in CONTRACTIONS else "vector"
-    return Kernel(flops, moved, _dtype(widest), unit, sent=first.sent)  # a collective is a kernel of its own
-
-
-def _dtype(step: _Step) -> str:
-    """What is computed with: of a matmul its operands, the wider where they differ, else the result."""
-    atoms = step.eqn.invars[:2] if step.name in CONTRACTIONS else step.eqn.outvars[:1]
-    sizes = [getattr(getattr(atom.aval, "dtype", None), "itemsize", 0) for atom in atoms]
-    return _jax.short_dtype(atoms[sizes.index(max(sizes))].aval) if atoms else ""
+    return Kernel(flops, moved, dtype, unit, sent=first.sent)  # a collective is a kernel of its own
 
 
 # ---------------------------------------------------------------------------------------------- what stays in registers

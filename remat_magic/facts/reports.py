@@ -86,30 +86,6 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
     )
 
 
-class Halves(NamedTuple):
-    """Both halves of a derivative under one choice, with what their report is read from.
-
-    ``gradients`` names the argument of each output of the backward half; ``lines`` are the straight lines of the live
-    code of both.
-    """
-
-    half: Forward
-    backward: Any
-    provenances: Provenances
-    gradients: Sequence[str]
-    saved: Sequence[Saved]
-    recomputation: Recomputation
-    lines: tuple[StraightLines, StraightLines]
-
-
-def halves_of(half: Forward, backward: Any, provenances: Provenances, gradients: Sequence[str]) -> Halves:
-    """Both halves, read."""
-    recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
-    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
-    saved = saved_values(half.closed, half.outputs)
-    return Halves(half, backward, provenances, gradients, saved, recomputation, lines)
-
-
 def of_all_parts(report: Report, parts: int) -> Report:
     """A report whose work is that of all the parts in which a gradient is taken; bytes are of one after another."""
 
@@ -135,12 +111,23 @@ def of_all_parts(report: Report, parts: int) -> Report:
     return replace(report, recomputed=tuple(again), **flops, **kernels)
 
 
-def full(first: Report, both: Halves, on: DeviceMemory = PLAIN, of_step: Schedule | None = None) -> Report:
+def full(
+    first: Report,
+    half: Forward,
+    backward: Any,
+    provenances: Provenances,
+    gradients: Sequence[str],
+    on: DeviceMemory = PLAIN,
+    of_step: Schedule | None = None,
+) -> Report:
     """The report of both halves; ``on`` is how a device holds values.
 
-    The peak is that of the step that the halves are part of, if they are part of one.
+    ``gradients`` names the argument of each output of the backward half. The peak is that of the step that the halves
+    are part of, if they are part of one.
     """
-    half, backward, provenances, gradients, saved, recomputation, lines = both
+    recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
+    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
+    saved = saved_values(half.closed, half.outputs)
     ahead = jaxpr_cost(half.closed, type_of=half.type_of)
     back = jaxpr_cost(backward, recomputation.live, half.type_of)
     merged = (lines[0].merging(), lines[1].merging()) if on.merges else lines

@@ -119,12 +119,6 @@ def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
             yield one, other, 1
 
 
-def mapped_twice(jaxpr: Any) -> list[str]:
-    """The axes that a ``shard_map`` spreads values over within another that does so, which cannot be compiled."""
-    axes = (_jax.mapped_twice(eqn, around) for scope, eqn in walk(jaxpr, once=True) for around in scope.around())
-    return sorted(set[str]().union(*axes))
-
-
 def unknown_values(jaxpr: Any, type_of: TypeOf) -> int:
     """How many values are made outside of every ``shard_map`` of which it is not known how they are spread."""
     return sum(
