@@ -144,8 +144,8 @@ def test_several_that_are_connected(name, count, called):
         ("TPU v6e:4x2", "such as 'TPU v6e:2x4'."),
         (
             "TPU v5p:3x3x3",
-            "TPU v5p are offered in slices of 1x1x1, 2x2x1, 2x2x2, 2x2x4, 2x4x4, or sides in fours, the shortest "
-            "first, up to 16x16x24, such as 'TPU v5p:2x2x2'.",
+            "TPU v5p are offered in slices of 1x1x1, 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, 4x4x8, 4x8x8, 8x8x8, 8x8x16, "
+            "8x16x16, 16x16x16, such as 'TPU v5p:2x2x2'.",
         ),
         (
             "H100 SXM x12",

@@ -11,18 +11,8 @@ from remat_magic._jax.caches import Generation, stale_traces, tracing
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
 from remat_magic._jax.examples import Refused, Share, differing, followed, same_value
 from remat_magic._jax.formulas import communication
-from remat_magic._jax.gradients import (
-    Hold,
-    Vmaps,
-    holding,
-    holding_alone,
-    is_holding,
-    is_staged,
-    manual_axes,
-    not_holding,
-    of_one_trace,
-)
-from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump
+from remat_magic._jax.gradients import *
+from remat_magic._jax.hlo import *
 from remat_magic._jax.jaxprs import *
 from remat_magic._jax.primitives import *
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
@@ -32,4 +22,3 @@ from remat_magic._jax.shardings import *
 from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
 from remat_magic._jax.wrappers import behind_boundary, is_boundary
-from remat_magic._jax.xla_costs import CompiledCollective, rematerialized, xla_communicated, xla_counts

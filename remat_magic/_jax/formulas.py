@@ -9,7 +9,7 @@ which XLA makes without moving anything, cost none; an indexed read or update on
 
 What devices tell each other is that of the collectives that a program names itself, in the bodies of ``shard_map``
 (``pmap`` is one on every line of JAX). Outside of one XLA alone decides what is told, whatever the mesh: those
-collectives are in the compiled program only, of which ``xla_costs`` tells the same.
+collectives are in the compiled program only, of which ``hlo`` tells the same.
 """
 
 from __future__ import annotations

@@ -19,12 +19,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from remat_magic._jax.bodies import map_jaxprs
-from remat_magic._jax.hlo import modules_of
+from remat_magic._jax.hlo import CompiledCollective, modules_of, xla_communicated
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract, is_even, of_one_device, type_in_mesh
-from remat_magic._jax.xla_costs import CompiledCollective, xla_communicated
 from remat_magic.errors import RematError
 
 _SHARDINGS = ("sharding", "in_shardings", "out_shardings")  # that a constraint or a call asks for

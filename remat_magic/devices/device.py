@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from remat_magic.errors import RematError
 
 _GPUS_OF_HOST = 8
-_LARGEST_FLAT = 256  # chips of a pod whose chips are connected along two dimensions
-_SMALL_CUBOIDS = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
-_LARGEST_CUBOID = (16, 16, 24)
+_LARGEST = {2: 256, 3: 4096}  # chips of a slice, by the dimensions along which they are connected
 _NAME = re.compile(r"(?P<one>.*\S)\s*(?::\s*(?P<shape>\d+(?:x\d+)+)|\sx(?P<number>\d+))", re.IGNORECASE)
 
 
@@ -78,8 +76,10 @@ class Target:
                 f"{name} are offered by number, up to {_GPUS_OF_HOST} or in whole hosts of {_GPUS_OF_HOST}: "
                 f"'{name} x{_GPUS_OF_HOST}' or '{name} x{2 * _GPUS_OF_HOST}', and not {_text(shape)}."
             )
-        if not self._is_offered(shape):
-            raise RematError(f"{name} are offered in slices of {self._offered}, such as '{name}:{self._example}'.")
+        in_fours = self._dimensions == 3 and len(shape) == 3 and all(side and side % 4 == 0 for side in shape)
+        if shape not in self._shapes and not (in_fours and list(shape) == sorted(shape)):
+            offered = ", ".join(map(_text, self._shapes))
+            raise RematError(f"{name} are offered in slices of {offered}, such as '{name}:{_text(self._shapes[2])}'.")
         return f"{name}:{_text(shape)}", f"{self._chip}:{_text(shape)}", math.prod(shape) * self._devices_of_chip
 
     def shape_of(self, devices: int) -> tuple[int, ...]:
@@ -90,37 +90,19 @@ class Target:
         if rest or not chips or chips & (chips - 1):
             return ()
         shape = _doubled(chips.bit_length() - 1, self._dimensions)
-        return shape if self._is_offered(shape) else ()
-
-    def _is_offered(self, shape: tuple[int, ...]) -> bool:
-        if len(shape) != self._dimensions:
-            return False
-        if self._dimensions == 2:
-            return shape in _flat_shapes()
-        largest = math.prod(_LARGEST_CUBOID)
-        in_fours = all(side and side % 4 == 0 for side in shape) and list(shape) == sorted(shape)
-        return shape in _SMALL_CUBOIDS or (in_fours and math.prod(shape) <= largest)
+        return shape if shape in self._shapes else ()
 
     @property
-    def _offered(self) -> str:
-        if self._dimensions == 2:
-            return ", ".join(map(_text, _flat_shapes()))
-        small = ", ".join(map(_text, _SMALL_CUBOIDS))
-        return f"{small}, or sides in fours, the shortest first, up to {_text(_LARGEST_CUBOID)}"
-
-    @property
-    def _example(self) -> str:
-        return _text(_doubled(3, self._dimensions))
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Those of the slices that are offered: one chip, four, and each twice the one before."""
+        times = (0, *range(2, _LARGEST[self._dimensions].bit_length()))
+        return tuple(_doubled(each, self._dimensions) for each in times)
 
 
 def _doubled(times: int, dimensions: int) -> tuple[int, ...]:
     """The sides of 2**times chips, each as long as the one before or twice that."""
     sides = [2 ** ((times + place) // dimensions) for place in range(dimensions)]
     return tuple(sorted(sides, key=lambda side: side == 1))  # 2x2x1, and 2x2x4
-
-
-def _flat_shapes() -> tuple[tuple[int, ...], ...]:
-    return ((1, 1), *(_doubled(times, 2) for times in range(2, _LARGEST_FLAT.bit_length())))
 
 
 def _text(shape: tuple[int, ...]) -> str:

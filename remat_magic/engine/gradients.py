@@ -83,11 +83,6 @@ class Differentiated:
         constants = _jax.consts_of(self.closed)
         return [*(jax.typeof(constants[index]) for index in self.constants), *self.closed.in_avals]
 
-    @property
-    def wrt(self) -> tuple[str, ...]:
-        """What is differentiated, in its own argument names."""
-        return InnerInputs(self).wrt
-
 
 class InnerInputs(Inputs):
     """The inputs of a function that is differentiated inside, as those of a function that is called."""
@@ -96,13 +91,6 @@ class InnerInputs(Inputs):
         self.function = inner.who[0]
         self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
         self.settings, self.vmaps, self._types = inner.settings, inner.vmaps, inner.types
-
-    def text(self, outputs: str) -> str:
-        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``, arguments in the order of the parameters."""
-        ordered = Inputs()
-        ordered.function = self.function
-        ordered.leaves = tuple(sorted(self.leaves, key=lambda leaf: (leaf.position is None, leaf.position)))
-        return ordered.text(outputs)
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""

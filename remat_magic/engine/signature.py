@@ -167,7 +167,7 @@ class Inputs:
     def text(self, outputs: str) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
         parts: dict[str, list[Leaf]] = {}
-        for leaf in self.leaves:
+        for leaf in sorted(self.leaves, key=lambda leaf: (leaf.position is None, leaf.position or 0)):
             parts.setdefault(leaf.argument, []).append(leaf)
         shown = [_argument_text(name, leaves) for name, leaves in parts.items()]
         return f"{self.function}({', '.join(shown)}) -> {outputs}"

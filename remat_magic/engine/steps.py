@@ -122,7 +122,9 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     keys = keys_of(tuple(first))
     gradients = list[InnerGradient]()
     for who, inner in first.items():
-        call = GradientCall(keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), inner.wrt)
+        call = GradientCall(
+            keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), InnerInputs(inner).wrt
+        )
         gradients.append(InnerGradient(call, inner, primal))
     if len(gradients) > 1:
         gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))

@@ -16,14 +16,8 @@ to the last one that reads it:
 * On a mesh it is what one device holds: its parts of what is spread, and what it has whole.
 * On a TPU other rules hold as well: see ``buffers.DeviceMemory``.
 
-XLA orders and fuses as it likes, so this is an estimate; it tells policies apart, and says where the peak is. Held
-against XLA's arguments, outputs and temporaries for the CPU of JAX 0.12 on eleven models (MLPs, convolutions,
-transformers and an LSTM, unrolled and scanned), it is within 11% either way for most; 24% too low at worst where a
-checkpoint recomputes (XLA writes out more of it), and between 34% too low and 68% too high without a checkpoint, where
-XLA itself chooses what to compute again. Of 117 programs by chance with checkpointed layers it came between 12% too low
-and 59% too high, 7% off on average: too high where a long chain of elementwise operations (a gelu) is recomputed in few
-layers, which XLA keeps in registers. JAX 0.10 lets XLA for CPU undo the checkpoints of unrolled code; scanned layers
-come between 14% too low and 82% too high there.
+XLA orders and fuses as it likes, so this is an estimate; it tells policies apart, and says where the peak is.
+``docs/estimates.md`` has how far it is from what XLA needs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
@@ -80,32 +80,18 @@ class ComparisonRow(Labelled):
 _MOST_PAIRS = 3  # that are named
 
 
-class DataSheet(Protocol):
-    """The device that times are estimated for."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Where its figures are published."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Displayed):
     """What several policies cost, a row for each; see ``trace.compare``.
 
-    In a notebook it shows itself as a table, in a terminal through rich. ``device`` is what the times are estimated
-    for, None where it is not known; ``reports`` are those of the rows' policies, by key and place. The rows are told
-    whether they are on the front (``pareto``).
+    In a notebook it shows itself as a table, in a terminal through rich. ``device`` is the ``Device`` that times are
+    estimated for, None where it is not known; ``reports`` are those of the rows' policies, by key and place. The rows
+    are told whether they are on the front (``pareto``).
     """
 
     function: str
     rows: tuple[ComparisonRow, ...]
-    device: DataSheet | None = None
+    device: Any = None
     reports: Mapping[tuple[str, str], Report] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
