@@ -13,7 +13,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
