@@ -110,8 +110,8 @@ def choices(names: Iterable[str], device: str, seconds: float) -> list[Choice]:
 
 def table(by_device: Mapping[str, Sequence[Estimated]]) -> str:
     """A Markdown table: by how much the estimates are off, and how many are in their range."""
-    head = "| compiled for | programs | | choices | off by, in the median | lowest | highest | in the range "
-    lines = [f"{head}| its width, in the median | in nine of ten |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n"]
+    head = "| compiled for | programs | | choices | median error | lowest | highest | within the range "
+    lines = [f"{head}| median width | nine of ten below |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n"]
     for device, found in by_device.items():
         for half, which in {"of the rules": TUNING, "others": HELD_OUT}.items():
             for what, checkpointed in (("with a checkpoint", True), ("without", False)):
