@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax, devices
-from remat_magic.facts.buffers import DeviceMemory, Held
+from remat_magic.facts.buffers import DeviceMemory, LiveBuffer
 from remat_magic.facts.memory import Schedule
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.named_models import shape, transformer
@@ -304,7 +304,7 @@ def run(fun, *args):
     """The schedule of a program alone where kernels fuse, its arguments held throughout."""
     schedule = Schedule(on=DeviceMemory(fuses=True))
     jaxpr = jax.make_jaxpr(fun)(*args)
-    given = [schedule.permanent(var.aval, Held(0, var.aval)) for var in jaxpr.jaxpr.invars]
+    given = [schedule.permanent(var.aval, LiveBuffer(0, var.aval)) for var in jaxpr.jaxpr.invars]
     schedule.kept = {*schedule.run(StraightLines(), jaxpr, given, "forward")}
     return schedule
 

@@ -194,9 +194,6 @@ def _size(atom: Any) -> int:
     return math.prod(getattr(atom.aval, "shape", ()))
 
 
-# ------------------------------------------------------------------------------------------------- one FLOP per element
-
-
 # What XLA's CPU compiler writes out for one of a complex number, of real operations. All else is one, as XLA counts it.
 _COMPLEX = {
     "abs": 25 if JAX_VERSION >= (0, 11) else 1,  # without overflow, since then
@@ -253,7 +250,6 @@ def _sort(eqn: Any) -> int:
     return round(math.prod(aval.shape) * math.log2(length)) * eqn.params["num_keys"] if length > 1 else 0
 
 
-# ------------------------------------------------------------------------------------------------------- random numbers
 # Integer operations of the published cipher as JAX writes it out (Salmon et al., "Parallel random numbers: as easy
 # as 1, 2, 3", 2011): additions, xors, and rotations of three operations.
 
@@ -310,9 +306,6 @@ FLOPS: dict[str, Flops] = {
 """FLOPs of one run of an equation, by primitive; a formula says None where neither shapes nor parameters tell."""
 
 
-# --------------------------------------------------------------------------------------------------------------- bytes
-
-
 def _bytes(atom: Any) -> int:
     return nbytes(atom.aval)
 
@@ -344,9 +337,6 @@ BYTES: dict[str, Callable[[Any], int]] = {
 """Bytes of one run of an equation, by primitive; ``moved_bytes`` of the others."""
 
 
-# ------------------------------------------------------------------------- operations whose jaxpr combines two elements
-
-
 # By the parameter that has the jaxpr how often it runs: for each element that is reduced away, w - 1 times for each
 # window of w elements, once for each window, for each element of the updates. A plain scatter has none.
 _ELEMENT_BODIES: dict[str, dict[str, Callable[[Any], int]]] = {
@@ -370,9 +360,6 @@ def element_bodies(eqn: Any) -> tuple[tuple[Any, int], ...] | None:
 def is_operation(eqn: Any) -> bool:
     """Whether an equation is one operation of the device: the jaxprs in it, if any, say what is done to an element."""
     return primitive_name(eqn) in FLOPS or eqn.primitive.name in _ELEMENT_BODIES
-
-
-# ------------------------------------------------------------------------------------------------ what else is priced
 
 
 def kernel_estimate(eqn: Any) -> tuple[int, int] | None:

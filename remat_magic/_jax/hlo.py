@@ -498,8 +498,6 @@ def _client() -> Any:
         return jax.devices()[0].client
 
 
-# -------------------------------------------------------------------------------------- what devices tell each other
-
 _AGAIN = ("async-update", "async-done")  # name once more the computation that was begun
 _PASSED_ON = ("copy", "bitcast", "get-tuple-element", "all-reduce-done")
 

@@ -17,8 +17,6 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# ---------------------------------------------------------------------------------------------------- families of names
-
 ELEMENTWISE = names(
     """
     abs add add_any and ceil clz conj div eq eq_to floor ge gt is_finite le le_to lt lt_to max min mul mulhi ne neg

@@ -282,9 +282,6 @@ def spread_like(aval: Any, other: Any, skip: int = 0, lead: int = 0) -> Any:
     return type_in_mesh(aval, other.sharding.mesh, PartitionSpec(*[None] * lead, *spec[skip:]))
 
 
-# ------------------------------------------------------------------------------------------------ one device's equation
-
-
 def equation_of_one(eqn: Any, type_of: Callable[[Any], Any]) -> Any:
     """What one device computes of an equation: the same, on the types that it holds; itself where these are whole.
 
@@ -419,7 +416,7 @@ def tiled_nbytes(aval: Any, lanes: Collection[int] = ()) -> int:
     return -(-round(plain * most) // _SMALLEST) * _SMALLEST
 
 
-def narrowed(aval: Any) -> Any:
+def as_bfloat16(aval: Any) -> Any:
     """The type of a float32 value once a TPU's matrix units take it, in bfloat16; None for values of other types."""
     return aval.update(dtype=jax.numpy.bfloat16) if getattr(aval, "dtype", None) == jax.numpy.float32 else None
 

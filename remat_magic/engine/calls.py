@@ -214,8 +214,6 @@ class Calls:
                 self._frames[number] = frame
                 self._add(number, frame)
 
-    # ------------------------------------------------------------------------------------------------------- reading
-
     def of(self, jaxpr: Any) -> list[Interval]:
         """The calls in a jaxpr, those in its equations' own jaxprs left out; outer ones before those inside them."""
         places, number = self._find(jaxpr)
@@ -420,15 +418,13 @@ def _is_of_record(code: CodeType) -> bool:
     return code.co_qualname.startswith("__create_fn__.<locals>.") or code.co_names == ("_tuple_new",)
 
 
-# ------------------------------------------------------------------------------------------------ from Python 3.12 on
-
 _NAME = "remat_magic"
 _monitoring: Any = getattr(sys, "monitoring", None)
 
 
 @functools.cache
 def _tool() -> int | None:
-    """A number under which Python tells of calls, and but once of those that nobody is told of; None: it cannot."""
+    """A number under which Python, from 3.12 on, tells of calls, once of those that nobody is told of; else None."""
     numbers = (4, 3) if hasattr(sys, "monitoring") else ()
     number = next((number for number in numbers if _monitoring.get_tool(number) in (None, _NAME)), None)
     if number is None:
@@ -455,12 +451,9 @@ def _tool() -> int | None:
     return number
 
 
-# -------------------------------------------------------------------------------------------------------- before that
-
-
 @contextlib.contextmanager
 def _hooked(thread: int) -> Iterator[None]:
-    """Tell of calls by the debugger's hook, which is quicker, or by the profiler's while a debugger uses that."""
+    """Before 3.12: tell of calls by the debugger's hook, the quicker one, or the profiler's while that is in use."""
     get: Any
     put: Any
     get, put = (sys.gettrace, sys.settrace) if sys.gettrace() is None else (sys.getprofile, sys.setprofile)

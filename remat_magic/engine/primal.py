@@ -344,9 +344,6 @@ class Primal:
         return any(_jax.is_custom_rule(eqn) for _, eqn in walk(self.closed, once=True))
 
 
-# ------------------------------------------------------------------------------------------- what is inside each place
-
-
 @dataclass(slots=True)
 class Contents:
     """What is inside a place.

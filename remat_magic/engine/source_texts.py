@@ -135,9 +135,6 @@ def _outermost(around: ast.AST, inside: str) -> Iterator[_Part]:
                     yield _Part(node.lineno, last, inside)
 
 
-# --------------------------------------------------------------------------------------------- what autoreload changed
-
-
 def restore_lines() -> None:
     """Let functions that autoreload changed have the code that their file compiles to.
 

@@ -15,8 +15,6 @@ from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLine, StraightLines
 from remat_magic.records import ArgumentRole, Moment, Phase
 
-# -------------------------------------------------------------------------------------------- how a device holds values
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -27,14 +25,14 @@ class DeviceMemory:
         reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
             of the same size where there are any.
         fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
-            anyway, or of less, is not held: see ``kernels.unheld`` and ``made_again``.
+            anyway, or of less, is not held: see ``kernels.fused_away`` and ``rematerialized_in_kernels``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
             the channels, but for arguments and results.
-        narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
+        uses_bfloat16: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
             converted where it is made, and held so.
     """
 
@@ -44,7 +42,7 @@ class DeviceMemory:
     matmuls: bool = False
     views: bool = False
     tiled: bool = False
-    narrows: bool = False
+    uses_bfloat16: bool = False
 
     def nbytes(self, aval: Any, lanes: Collection[int] = ()) -> int:
         """The bytes that a value takes; none where it is in another memory. ``lanes``: as for ``tiled_nbytes``."""
@@ -78,14 +76,11 @@ def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
         return PLAIN
     if not device.is_tpu:
         return DeviceMemory(merges=True, reserves=True, fuses=True)
-    return DeviceMemory(merges=True, fuses=True, matmuls=True, views=True, tiled=True, narrows=True)
-
-
-# --------------------------------------------------------------------------------------------------------- what is held
+    return DeviceMemory(merges=True, fuses=True, matmuls=True, views=True, tiled=True, uses_bfloat16=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class LiveBuffer:
     """A buffer that is held: its type and what makes it.
 
     ``argument`` is the position of an argument, ``constant`` tells a captured value, and ``role`` what either is in a
@@ -103,7 +98,7 @@ class Held:
     residual: bool = False
     gradient: bool = False
     output: bool = False
-    copy_of: Held | None = None
+    copy_of: LiveBuffer | None = None
 
 
 # ----------------------------------------------------------------------------------------------- steps, and their order
@@ -219,9 +214,6 @@ def _freed_by(steps: Sequence[ScheduledStep], buffers: Buffers) -> list[frozense
     return [freed(step.reads) for step in steps]
 
 
-# -------------------------------------------------------------------------------------------------------------- buffers
-
-
 NOTHING = 0
 """The buffer of what takes no memory: literals."""
 
@@ -240,7 +232,7 @@ class Buffers:
         again: those of these that kernels make again.
         sizes: the bytes of each.
         of_step: whether they are those of a training step.
-        narrowed: the types of those that are held in bfloat16 instead of float32.
+        in_bfloat16: the types of those that are held in bfloat16 instead of float32.
         type_of: tells the type of a variable, with how it is spread over a mesh.
         on: how the device holds values.
     """
@@ -259,12 +251,12 @@ class Buffers:
         self.instead: dict[int, tuple[int, ...]] = {}
         self.again: set[int] = set()
         self.sizes: list[int] = [0]
-        self.narrowed: dict[int, Any] = {}
-        self._contents: dict[int, Held] = {}
+        self.in_bfloat16: dict[int, Any] = {}
+        self._contents: dict[int, LiveBuffer] = {}
         self._constants: dict[int, int] = {}
         self._lanes: dict[tuple[int, ...], tuple[int, int]] = {}  # of the shapes that convolutions take and make
 
-    def buffer(self, aval: Any, content: Held | None = None) -> int:
+    def buffer(self, aval: Any, content: LiveBuffer | None = None) -> int:
         """A new one for a value of that type; its ``content``, if it may be asked for."""
         self.sizes.append(self.nbytes(aval))
         number = len(self.sizes) - 1
@@ -272,7 +264,7 @@ class Buffers:
             self._contents[number] = content
         return number
 
-    def permanent(self, aval: Any, content: Held) -> int:
+    def permanent(self, aval: Any, content: LiveBuffer) -> int:
         """A new one which is there from the beginning to the end."""
         number = self.buffer(aval, content)
         self.throughout.add(number)
@@ -281,7 +273,7 @@ class Buffers:
     def constant(self, key: int, aval: Any) -> int:
         """The one buffer of a constant, wherever it is met."""
         if key not in self._constants:
-            self._constants[key] = self.permanent(aval, Held(0, aval, constant=True, role=self.role_of(key)))
+            self._constants[key] = self.permanent(aval, LiveBuffer(0, aval, constant=True, role=self.role_of(key)))
         return self._constants[key]
 
     def role_of(self, key: int) -> ArgumentRole | None:
@@ -348,7 +340,7 @@ class Buffers:
                 reused.append(over)
         return reused
 
-    def content(self, number: int) -> Held | None:
+    def content(self, number: int) -> LiveBuffer | None:
         """What a buffer holds, where that was told when it was made."""
         return self._contents.get(number)
 
@@ -378,7 +370,7 @@ class StepBytes(NamedTuple):
         return Moment(*self.step.where, self.arguments, self.residuals, self.temporaries)
 
 
-def held_over_time(
+def live_bytes(
     steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]
 ) -> Iterator[StepBytes]:
     """Go through the steps and yield what is held during each.
@@ -446,7 +438,7 @@ def live_ranges(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, t
     return live
 
 
-def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterable[int]) -> list[Held]:
+def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterable[int]) -> list[LiveBuffer]:
     """What buffers hold."""
     saved = buffers.saved - buffers.throughout
     wanted = dict.fromkeys(numbers)
@@ -457,11 +449,11 @@ def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterabl
         for number, var in zip(step.makes, step.eqn.outvars, strict=True)
         if number in wanted
     }
-    contents = {number: buffers.content(number) or Held(0, *origins.get(number, ())) for number in wanted}
+    contents = {number: buffers.content(number) or LiveBuffer(0, *origins.get(number, ())) for number in wanted}
     return [
         replace(
             content,
-            aval=buffers.narrowed.get(number, content.aval),
+            aval=buffers.in_bfloat16.get(number, content.aval),
             bytes=buffers.sizes[number],
             residual=number in saved,
             gradient=number in buffers.gradients,
@@ -478,9 +470,6 @@ def _dying_at(last: dict[int, int], lasting: set[int]) -> dict[int, list[int]]:
         if number not in lasting:
             dying_at.setdefault(index, []).append(number)
     return dying_at
-
-
-# ---------------------------------------------------------------------------------------------------- where results lie
 
 
 def aliased(results: Collection[int], donated: Collection[int], sizes: Sequence[int]) -> list[int]:
@@ -500,7 +489,7 @@ def aliased(results: Collection[int], donated: Collection[int], sizes: Sequence[
 _MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
 
 
-def made_again(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, ...]]:
+def rematerialized_in_kernels(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, ...]]:
     """The residuals that are made again where they are read, and what is read there instead.
 
     XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, and then keeps
@@ -550,11 +539,11 @@ def _nearest(
     todo = [number]
     while todo:
         here = todo[-1]
-        unheld = [read for read in reads_of[here] if read in reads_of and read not in held]
-        missing = [read for read in unheld if read not in known]
+        fused_away = [read for read in reads_of[here] if read in reads_of and read not in held]
+        missing = [read for read in fused_away if read not in known]
         if not missing:
             todo.pop()
-            known[here] = frozenset(reads_of[here]).difference(unheld).union(*(known[read] for read in unheld))
+            known[here] = frozenset(reads_of[here]).difference(fused_away).union(*(known[read] for read in fused_away))
         todo += missing
     return known[number]
 
@@ -568,11 +557,8 @@ def _name(step: ScheduledStep) -> str:
     return "" if step.eqn is None else _jax.primitive_name(step.eqn)
 
 
-# --------------------------------------------------------------------------------------------- what is held in bfloat16
-
-
 def read_by_matmuls(steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]) -> set[int]:
-    """The buffers that nothing but matmuls read, also in loops; ``around``: as for ``arranged``."""
+    """The buffers that nothing but matmuls read, also in loops; ``around``: as for ``scheduled``."""
     matmuls, others = set[int](), set[int]()
     for step in steps:
         if step.eqn is not None and _jax.takes_bfloat16(step.eqn):
@@ -611,10 +597,7 @@ def _inputs(lines: StraightLines, jaxpr: Any) -> list[bool | None]:
     return [None if number not in matmuls and number not in others else number not in others for number in flat.inputs]
 
 
-# ------------------------------------------------------------------------------------------------------------ all of it
-
-
-def arranged(
+def scheduled(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> list[ScheduledStep]:
     """The steps, given in the order of the jaxprs, as they are taken to run; what is not held takes no bytes then.
@@ -628,12 +611,12 @@ def arranged(
             for number in step.makes:
                 buffers.sizes[number] *= number in read
     if on.fuses:
-        for number, reads in made_again(steps, buffers).items():
+        for number, reads in rematerialized_in_kernels(steps, buffers).items():
             buffers.discard(number)
             buffers.instead[number] = reads
             buffers.again.add(number)
-    if on.narrows:
-        _narrow(steps, buffers, around)
+    if on.uses_bfloat16:
+        _convert_to_bfloat16(steps, buffers, around)
     buffers.lay_out_results(steps)
     order = brought_forward(put_off(steps, buffers.kept | buffers.gradients), buffers)
     if on.reserves:
@@ -642,12 +625,12 @@ def arranged(
     return order
 
 
-def _narrow(
+def _convert_to_bfloat16(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> None:
     """Hold in bfloat16 what only matmuls read."""
     types = buffers.types(steps)
     for number in read_by_matmuls(steps, around) - buffers.lasting - buffers.donated:
-        half = _jax.narrowed(types.get(number))
+        half = _jax.as_bfloat16(types.get(number))
         if half is not None and buffers.sizes[number]:
-            buffers.sizes[number], buffers.narrowed[number] = buffers.nbytes(half), half
+            buffers.sizes[number], buffers.in_bfloat16[number] = buffers.nbytes(half), half

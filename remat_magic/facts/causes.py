@@ -22,9 +22,6 @@ def _is(aval: Any, *kinds: str) -> bool:
     return _jax.short_dtype(aval) in kinds
 
 
-# ------------------------------------------------------------------------------------------------- results as they came
-
-
 @dataclass(frozen=True, slots=True)
 class GivenBack:
     """Results that are arguments, each a copy; ``source`` is the loop that stacks them again, None where none does."""
@@ -54,9 +51,6 @@ def given_back(engine: Engine) -> Iterator[GivenBack]:
         found[source] = arguments_there | {names[argument]: None}, nbytes + _jax.nbytes(var.aval)
     for source, (arguments_there, nbytes) in found.items():
         yield GivenBack((*arguments_there,), nbytes, source)
-
-
-# ---------------------------------------------------------------------------------------------- wider than they need be
 
 
 @dataclass(frozen=True, slots=True)

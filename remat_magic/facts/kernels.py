@@ -197,8 +197,6 @@ class _Fusion:
             values[number].written = True
         return values
 
-    # ------------------------------------------------------------------------------------------- equations with bodies
-
     def _around(self, line: Line, operands: Sequence[_Value], values: list[Any]) -> None:
         stage = 1 + max((value.stage for value in operands), default=0)
         for value in operands:
@@ -225,8 +223,6 @@ class _Fusion:
             if self._fused is None:
                 fusion.close()
         return kernels
-
-    # ------------------------------------------------------------------------------------------------ single equations
 
     def _step(self, operation: Operation) -> _Step:
         eqn, name = operation.eqn, operation.name
@@ -264,8 +260,6 @@ class _Fusion:
                     if kernel is not other:
                         kernel.parent = other
         self._nodes.append(node)
-
-    # ---------------------------------------------------------------------------------------------------------- kernels
 
     def fuse(self) -> tuple[dict[int, list[_Node]], dict[int, list[tuple[_Value, int, bool]]]]:
         """The nodes of each kernel, and what it reads from memory, which is written from now on."""
@@ -367,7 +361,7 @@ def _kernel(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -
 _NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
-def unheld(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[int], set[int]]:
+def fused_away(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[int], set[int]]:
     """The values that are never held, and those that are held no longer than for what does not fuse.
 
     A kernel that reads what an elementwise operation makes may run that operation itself: XLA fuses a producer into

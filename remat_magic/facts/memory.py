@@ -35,15 +35,15 @@ from remat_magic.facts.buffers import (
     PLAIN,
     Buffers,
     DeviceMemory,
-    Held,
+    LiveBuffer,
     ScheduledStep,
     StepBytes,
-    arranged,
     described,
-    held_over_time,
+    live_bytes,
     live_ranges,
+    scheduled,
 )
-from remat_magic.facts.kernels import fused_operands, fuses, unheld
+from remat_magic.facts.kernels import fused_away, fused_operands, fuses
 from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
@@ -70,9 +70,7 @@ class Schedule(Buffers):
         self._in_kernels: dict[int, tuple[int, ...]] = {}  # of what stands for what kernels make, what these read
         self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
-        self._arranged: list[ScheduledStep] | None = None
-
-    # -------------------------------------------------------------------------------------------------------- residuals
+        self._scheduled: list[ScheduledStep] | None = None
 
     def arrive(self, phase: Phase, buffers: Sequence[int]) -> None:
         """Append a step that makes buffers of nothing."""
@@ -88,7 +86,7 @@ class Schedule(Buffers):
         for number, aval in zip(results, avals, strict=True):
             own = number
             if number in self.kept or number in self.throughout:
-                own = self.buffer(aval, Held(0, aval, copy_of=self.content(number) or Held(0)))
+                own = self.buffer(aval, LiveBuffer(0, aval, copy_of=self.content(number) or LiveBuffer(0)))
                 self.steps.append(ScheduledStep(last, (number,), (own,)))
                 self.copies.add(own)
             self.kept.add(own)
@@ -111,7 +109,7 @@ class Schedule(Buffers):
                 continue
             if shown in assigned or self.sizes[shown] < self.nbytes(self.type_of(value.atom)):
                 own = self.buffer(
-                    self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
+                    self.type_of(value.atom), LiveBuffer(0, self.type_of(value.atom), makers[value.atom], value.atom)
                 )
                 self.steps.append(ScheduledStep(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
                 for leaf in value.leaves:
@@ -126,7 +124,7 @@ class Schedule(Buffers):
         flat = lines(jaxpr)
         if self.on.tiled:
             self.lay_out(flat)
-        never, again = unheld(jaxpr, lines, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
+        never, again = fused_away(jaxpr, lines, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -210,7 +208,7 @@ class Schedule(Buffers):
         slices = _first_slice(eqn, body)
         schedule = self.new()
         sliced = [
-            schedule.buffer(self.type_of(var), Held(0, self.type_of(var), eqn, var))
+            schedule.buffer(self.type_of(var), LiveBuffer(0, self.type_of(var), eqn, var))
             for var in body.jaxpr.invars[slices:]
         ]
         schedule.arrive("backward", sliced)
@@ -241,20 +239,20 @@ class Schedule(Buffers):
 
     # ------------------------------------------------------------------------------------------------ what is held when
 
-    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, Held]]]:
+    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, LiveBuffer]]]:
         """The timeline, the equation of each moment (None where values merely arrive), and what is held when.
 
         What is held comes with its first moment and the one that holds it no more. What a result is written over is
         left out, so that the bytes of what is held add up to the moment's.
         """
-        swept, steps = list(self._held_over_time()), self._ordered()
+        swept, steps = list(self._live_bytes()), self._ordered()
         live = live_ranges(steps, self)
         held = [(*live[number], value) for number, value in zip(live, described(steps, self, live), strict=True)]
-        inside: dict[int, list[Held]] = {}  # by the identity of the equation: calls of one body share theirs
+        inside: dict[int, list[LiveBuffer]] = {}  # by the identity of the equation: calls of one body share theirs
         for at, step in enumerate(steps):
             if step.inside:
                 if id(step.eqn) not in inside:
-                    inside[id(step.eqn)] = self.held_inside(step.eqn)
+                    inside[id(step.eqn)] = self.live_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
         moments = tuple(step_bytes.moment for step_bytes in swept)
         return moments, tuple(step_bytes.step.eqn for step_bytes in swept), held
@@ -265,7 +263,7 @@ class Schedule(Buffers):
             0
             if before_update and step_bytes.step.where[0] == "update"
             else step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries
-            for step_bytes in self._held_over_time()
+            for step_bytes in self._live_bytes()
         ]
         most = max(totals)
         return most, totals.index(most)
@@ -274,33 +272,33 @@ class Schedule(Buffers):
         """The phase of the step at a position of the sweep."""
         return self._ordered()[at].where[0]
 
-    def _held_over_time(self) -> Iterator[StepBytes]:
-        return held_over_time(self._ordered(), self, self.saved_inside)
+    def _live_bytes(self) -> Iterator[StepBytes]:
+        return live_bytes(self._ordered(), self, self.saved_inside)
 
     def _ordered(self) -> list[ScheduledStep]:
         """The steps in the order in which they are taken to run."""
-        if self._arranged is None:
-            self._arranged = arranged(self.steps, self, self._around)
-        return self._arranged
+        if self._scheduled is None:
+            self._scheduled = scheduled(self.steps, self, self._around)
+        return self._scheduled
 
-    def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
+    def live_at(self, at: int, besides: Collection[int] = ()) -> list[LiveBuffer]:
         """What is held during the step at a position of the sweep, some buffers left out."""
         steps = self._ordered()
         live = live_ranges(steps, self).items()
         alive = [number for number, (first, end) in live if first <= at < end and number not in besides]
         step = steps[at]
-        return described(steps, self, alive) + (self.held_inside(step.eqn) if step.inside else [])
+        return described(steps, self, alive) + (self.live_inside(step.eqn) if step.inside else [])
 
-    def held_inside(self, eqn: Any) -> list[Held]:
+    def live_inside(self, eqn: Any) -> list[LiveBuffer]:
         """What the body of an equation that needs most holds at most; one sum where it is not all known."""
         lines, operation = self._around[id(eqn)]
         if not operation.bodies:
-            return [Held(self._needs(lines, operation)[2], eqn=eqn)]
+            return [LiveBuffer(self._needs(lines, operation)[2], eqn=eqn)]
         body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
         schedule = self._inside(lines, eqn, body)
-        held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
+        held = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
         _, _, needed = self._needs(lines, operation)
-        return held if sum(value.bytes for value in held) == needed else [Held(needed, eqn=eqn)]
+        return held if sum(value.bytes for value in held) == needed else [LiveBuffer(needed, eqn=eqn)]
 
 
 def _overwritable(operation: Operation) -> slice:
@@ -316,9 +314,6 @@ def _overwritable(operation: Operation) -> slice:
 def _first_slice(eqn: Any, body: _jax.Body) -> int:
     """The index of the first of a body's inputs that is a slice of a stacked operand; their number without any."""
     return _jax.carried_operands(eqn).stop if _jax.is_scan(eqn) else len(body.jaxpr.invars)
-
-
-# ------------------------------------------------------------------------------------------ a function and its gradient
 
 
 def both_halves(
@@ -339,18 +334,20 @@ def both_halves(
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of, merges=on.merges)
+    forward_lines, backward_lines = lines or live_lines(
+        first, outputs, LiveEquations(second), type_of, merges=on.merges
+    )
     schedule = Schedule(type_of=type_of, on=on)
     arguments = [
-        schedule.permanent(type_of(var), Held(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
+        schedule.permanent(type_of(var), LiveBuffer(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
     ]
-    results = schedule.run(ahead, forward, arguments, "forward")
-    read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * len(second.invars)
+    results = schedule.run(forward_lines, forward, arguments, "forward")
+    read = backward_lines.live.inputs if isinstance(backward_lines.live, LiveEquations) else [True] * len(second.invars)
     saved = schedule.own_buffers(forward, outputs, results, read)
-    cotangents = [schedule.buffer(type_of(var), Held(0, type_of(var))) for var in second.invars[residuals:]]
+    cotangents = [schedule.buffer(type_of(var), LiveBuffer(0, type_of(var))) for var in second.invars[residuals:]]
     schedule.arrive("backward", cotangents)
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
-    gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
+    gradients = schedule.run(backward_lines, backward, [*saved, *cotangents], "backward")
     given_back = [*first.outvars[:outputs], *second.outvars]
     schedule.give_back([*results[:outputs], *gradients], list(map(type_of, given_back)))
     schedule.gradients = {*gradients} - {*arguments, *saved, *results[:outputs]}
@@ -371,9 +368,6 @@ def live_lines(
     )
 
 
-# ------------------------------------------------------------------------------------------------------ a training step
-
-
 _Lines = tuple[StraightLines, StraightLines]
 
 
@@ -389,7 +383,7 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated and not on.reserves else schedule.permanent
         aval = schedule.type_of(var)
-        arguments.append(make(aval, Held(0, aval, argument=number, role=step.roles[number])))
+        arguments.append(make(aval, LiveBuffer(0, aval, argument=number, role=step.roles[number])))
         if donated:
             schedule.donated.add(arguments[-1])
     if not on.reserves:
@@ -468,14 +462,16 @@ class _StepSchedule(Schedule):
             first = _jax.open_jaxpr(forward.closed)
             live = LiveEquations(_jax.open_jaxpr(backward))
             self._lines[number] = live_lines(first, forward.outputs, live, self.type_of, merges=self.on.merges)
-        ahead, back = self._lines[number]
+        forward_lines, backward_lines = self._lines[number]
         self._within_half = True
         try:
             if half == "forward":
                 inputs = operands[len(operands) - len(_jax.open_jaxpr(forward.closed).invars) :]
-                results = self.run(ahead, forward.closed, inputs, "forward")
+                results = self.run(forward_lines, forward.closed, inputs, "forward")
                 residuals = len(forward.residual_types)
-                read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * residuals
+                read = (
+                    backward_lines.live.inputs if isinstance(backward_lines.live, LiveEquations) else [True] * residuals
+                )
                 saved = self.own_buffers(forward.closed, forward.outputs, results, read)
                 self.saved.update({buffer for buffer, yes in zip(saved, read, strict=False) if yes} - {*inputs})
                 link = self.buffer(operation.eqn.outvars[-1].aval)
@@ -484,7 +480,7 @@ class _StepSchedule(Schedule):
             given = operands[len(operands) - len(forward.output_types) :]
             cotangents = [buffer for buffer, aval in zip(given, forward.output_types, strict=True) if is_inexact(aval)]
             link = next(buffer for buffer in operands if buffer in self._residuals)
-            gradients = self.run(back, backward, [*self._residuals[link], *cotangents], "backward")
+            gradients = self.run(backward_lines, backward, [*self._residuals[link], *cotangents], "backward")
             self.gradients.update(gradients)
             self._updating = True
             return gradients
@@ -495,6 +491,6 @@ class _StepSchedule(Schedule):
         """As ``Schedule.saved_inside``: of a loop whose body takes a gradient, at the peak in there."""
         if id(eqn) not in self._saved_inside:
             takes = any(half_of(inner) for body in _jax.bodies(eqn) for _, inner in walk(body.jaxpr, once=True))
-            held = self.held_inside(eqn) if takes else ()
+            held = self.live_inside(eqn) if takes else ()
             self._saved_inside[id(eqn)] = sum(buffer.bytes for buffer in held if buffer.residual)
         return self._saved_inside[id(eqn)]

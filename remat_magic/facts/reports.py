@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from remat_magic import _jax, units
 from remat_magic.devices import Device
 from remat_magic.engine.halves import Forward
-from remat_magic.facts.buffers import PLAIN, DeviceMemory, Held
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, LiveBuffer
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.measured_ranges import RANGES
@@ -43,7 +43,7 @@ def nbytes_of(collectives: Counter[_jax.CompiledCollective] | None) -> int | Non
     return None if collectives is None else sum(runs * collective.nbytes for collective, runs in collectives.items())
 
 
-def with_inserted(
+def with_xla_collectives(
     kernels: Sequence[Kernel], collectives: Counter[_jax.CompiledCollective] | None, named_bytes: int
 ) -> tuple[Kernel, ...]:
     """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
@@ -128,45 +128,45 @@ def full(
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
     saved = saved_values(half.closed, half.outputs)
-    ahead = jaxpr_cost(half.closed, type_of=half.type_of)
-    back = jaxpr_cost(backward, recomputation.live, half.type_of)
+    forward_cost = jaxpr_cost(half.closed, type_of=half.type_of)
+    backward_cost = jaxpr_cost(backward, recomputation.live, half.type_of)
     merged = (lines[0].merging(), lines[1].merging()) if on.merges else lines
     schedule = of_step or both_halves(half.closed, backward, half.outputs, merged, half.type_of, on)
     readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation, gradients)
     rows = read(first, saved, recomputation.live)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(rows, readers, strict=True))
     all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
-    communicated: tuple[int | None, int | None] = ahead.communicated, back.communicated
-    ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
-    back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
+    communicated: tuple[int | None, int | None] = forward_cost.communicated, backward_cost.communicated
+    forward_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
+    backward_kernels, recomputed_kernels = kernels_of(backward, lines[1], recomputation)
     if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
         collectives = half.type_of.communicated
         communicated = (nbytes_of(collectives[0]), nbytes_of(collectives[1]))
-        ahead_kernels = with_inserted(ahead_kernels, collectives[0], ahead.communicated)
-        back_kernels = with_inserted(back_kernels, collectives[1], back.communicated)
+        forward_kernels = with_xla_collectives(forward_kernels, collectives[0], forward_cost.communicated)
+        backward_kernels = with_xla_collectives(backward_kernels, collectives[1], backward_cost.communicated)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     report = replace(
         first,
         residuals=rows,
         recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
-        forward_flops=ahead.flops,
-        backward_flops=back.flops,
+        forward_flops=forward_cost.flops,
+        backward_flops=backward_cost.flops,
         forward=_forward_program(half, saved, provenances),
         backward=live_program(backward, provenances, marked, recomputation.kinds),
         notes=(
             *first.notes,
             *_saved_in_vain(half, saved, rows, recomputation),
-            *_repeated_by_rules(half, recomputation, provenances, back.flops),
+            *_repeated_by_rules(half, recomputation, provenances, backward_cost.flops),
             *_replicated(first.devices, rows),
         ),
-        uncosted=(ahead + back).uncosted,
+        uncosted=(forward_cost + backward_cost).uncosted,
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
         complete=True,
-        forward_kernels=ahead_kernels,
-        backward_kernels=back_kernels,
-        recomputed_kernels=again_kernels,
+        forward_kernels=forward_kernels,
+        backward_kernels=backward_kernels,
+        recomputed_kernels=recomputed_kernels,
     )
     return with_peak(report, schedule)
 
@@ -177,7 +177,7 @@ def _type_text(aval: Any) -> str:
     return _jax.sharding_text(aval, text) or text
 
 
-def _kind(buffer: Held, of_step: bool) -> LiveKind:
+def _kind(buffer: LiveBuffer, of_step: bool) -> LiveKind:
     """What a buffer is, in a training step if it is one of that."""
     if buffer.argument is not None or buffer.constant:
         return buffer.role or ("constant" if buffer.constant else "argument")
@@ -190,7 +190,7 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
     """A report with the peak of a schedule, and what that is made of."""
     most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
-    held = schedule.held(at)
+    held = schedule.live_at(at)
     for buffer in held:
         kind = _kind(buffer, schedule.of_step)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
@@ -302,9 +302,9 @@ class Programs:
 
     def add_halves(self, half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]) -> None:
         """Add both halves of a gradient; ``arguments`` are the names of its inputs."""
-        ahead = Scope(_jax.open_jaxpr(half.closed))
-        context = _Context(ahead, ahead.jaxpr.outvars[half.outputs :], provenances, arguments)
-        self._add(ahead, context)
+        forward = Scope(_jax.open_jaxpr(half.closed))
+        context = _Context(forward, forward.jaxpr.outvars[half.outputs :], provenances, arguments)
+        self._add(forward, context)
         self._add(Scope(_jax.open_jaxpr(backward)), context)
 
     def add(self, closed: Any, provenances: Provenances, arguments: Sequence[str]) -> None:
@@ -325,26 +325,26 @@ class Programs:
         place = provenances.of(eqn)
         return place.source if place else provenances.spans.of(_jax.traceback_of(eqn))
 
-    def maker(self, buffer: Held) -> tuple[str, str | None, SourceSpan | None]:
+    def maker(self, buffer: LiveBuffer) -> tuple[str, str | None, SourceSpan | None]:
         """The operation that made a value, in a loop's body too, the argument that it is (a slice of), and its line."""
         if buffer.eqn is None:
             return "", None, None
-        scope, (ahead, residuals, provenances, arguments) = self._contexts[id(buffer.eqn)]
+        scope, (forward, residuals, provenances, arguments) = self._contexts[id(buffer.eqn)]
         first: tuple[str, str | None, SourceSpan | None] | None = None
         for origin in _makers_inside(scope, buffer):
-            if origin.argument is not None and origin.scope is not ahead and origin.argument < len(residuals):
-                origin = next(iter(makers(ahead, residuals[origin.argument])))
+            if origin.argument is not None and origin.scope is not forward and origin.argument < len(residuals):
+                origin = next(iter(makers(forward, residuals[origin.argument])))
             if origin.eqn is not None:
                 return _jax.primitive_name(origin.eqn), None, locate(provenances, origin.scope, origin.eqn).source
             if origin.argument is not None and first is None:
-                first = "", arguments[origin.argument] if origin.scope is ahead else None, None
+                first = "", arguments[origin.argument] if origin.scope is forward else None, None
         return first or (_jax.primitive_name(buffer.eqn), None, self.source(buffer.eqn))
 
 
 class _Context(NamedTuple):
     """What a value leads back to: a jaxpr, the residuals that it makes, provenances, and the names of its inputs."""
 
-    ahead: Scope
+    forward: Scope
     residuals: Sequence[Any]
     provenances: Provenances
     arguments: Sequence[str]
@@ -367,7 +367,7 @@ def over_time(
     peak = max(range(len(moments)), key=lambda number: moments[number].bytes)
     at_peak = [buffer for first, end, buffer in held if first <= peak < end]
 
-    def value(buffer: Held) -> LiveValue:
+    def value(buffer: LiveBuffer) -> LiveValue:
         if buffer.copy_of is None and buffer.argument is None:
             primitive, argument, line = programs.maker(buffer)
         else:
@@ -399,7 +399,7 @@ def over_time(
     )
 
 
-def _makers_inside(scope: Scope, buffer: Held) -> list[Maker]:
+def _makers_inside(scope: Scope, buffer: LiveBuffer) -> list[Maker]:
     """What can have made a value that an equation of a scope makes, or hands to a body of its own."""
     if buffer.var is None:
         return []
@@ -430,7 +430,7 @@ class Doubt(NamedTuple):
     unsure: Counter[What]
 
 
-def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
+def doubt(held: Iterable[LiveBuffer], on: DeviceMemory) -> Doubt:
     """What is sure and what is in doubt of the values that are held at a peak."""
     sure, unsure = 0, Counter[What]()
     for value in held:
@@ -441,7 +441,7 @@ def doubt(held: Iterable[Held], on: DeviceMemory) -> Doubt:
     return Doubt("TPU" if on.tiled else "GPU", sure, unsure)
 
 
-def _what(value: Held) -> What:
+def _what(value: LiveBuffer) -> What:
     eqn = value.eqn
     if eqn is None:
         return "plain"
@@ -450,7 +450,7 @@ def _what(value: Held) -> What:
     return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
 
 
-def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[Held]) -> tuple[int, int]:
+def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[LiveBuffer]) -> tuple[int, int]:
     """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is held.
 
     All that is held in the update of a step may be sure, and the gradient before it need more than is estimated.
@@ -461,11 +461,11 @@ def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[Held]) -> 
     low, high = _range(peak, held, schedule.on)
     if schedule.phase(at) == "update":
         gradient, before = schedule.highest(before_update=True)
-        high = max(high, _range(gradient, schedule.held(before), schedule.on)[1])
+        high = max(high, _range(gradient, schedule.live_at(before), schedule.on)[1])
     return low, high
 
 
-def _range(most: int, held: Iterable[Held], on: DeviceMemory) -> tuple[int, int]:
+def _range(most: int, held: Iterable[LiveBuffer], on: DeviceMemory) -> tuple[int, int]:
     """That of one moment, by the bytes that are held then and what they are."""
     doubted = doubt(held, on)
     low, high = (

@@ -173,9 +173,6 @@ def scopes(top: Any, enter: Callable[[Any], bool] = lambda _: True) -> Iterator[
             yield from scopes(inner, enter)
 
 
-# ------------------------------------------------------------------------------------------------------- what is alive
-
-
 class LiveEquations:
     """The equations of a jaxpr, at any depth, that its outputs, or those ``wanted`` of them, depend on.
 

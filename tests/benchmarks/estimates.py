@@ -95,7 +95,7 @@ def choices(names: Iterable[str], device: str, seconds: float) -> list[Choice]:
         for policy, at, needed in compiled(name, trace, device, seconds):
             variant = trace.facts.under(policy, at)
             report, schedule = variant.report(memory), variant.schedule(memory)
-            doubted = doubt(schedule.held(schedule.highest()[1]), schedule.on)
+            doubted = doubt(schedule.live_at(schedule.highest()[1]), schedule.on)
             found.append(Choice(name, bool(report.recomputed_flops), report.peak_bytes or 0, needed, doubted))
             most = max(doubted.unsure, key=doubted.unsure.__getitem__, default="")
             told = (
