@@ -227,7 +227,8 @@ class Trace:
         ``"batch in 8"`` is the gradient of a training step in 8 microbatches, a scan over parts of the batch that adds
         up their gradients: only where the loss is known to be a sum or a mean over the examples. A policy there is one
         around the loss of each part. Any number that divides the examples works as ``at``; ``code`` is what to write
-        for this one.
+        for this one. ``"head in 4"`` is each call of a function ``head`` in 4 parts, which is not listed here: what it
+        returns is to be a sum, a mean or values of each example.
         """
         return (*self.vmaps, *self.engine.cut_batch)
 

@@ -19,6 +19,6 @@ from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, readin
 from remat_magic._jax.propagation import automatic_mesh, on_devices_here, propagated
 from remat_magic._jax.settings import *
 from remat_magic._jax.shardings import *
-from remat_magic._jax.vmaps import NO_BREAK, VmapCall, has_other_bits, mapping, why_no_vmaps
+from remat_magic._jax.vmaps import NO_BREAK, VmapCall, cut, has_other_bits, joined, mapping, why_no_vmaps
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
 from remat_magic._jax.wrappers import behind_boundary, is_boundary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -460,19 +460,28 @@ def inputs_of(stage: Any) -> Sequence[Any]:
     return stage.frame.invars
 
 
+def constants_of(stage: Any) -> Mapping[Any, Any]:
+    """The values from outside that such a trace has read so far, by the variables that stand for them."""
+    return stage.frame.constvar_to_val
+
+
 def variables(values: Any) -> list[Any]:
-    """The variables, in the jaxpr that is being made, of the traced arrays in a pytree; none where it is no pytree."""
-    try:
-        flat = tree_leaves(values)
-    except Exception:  # noqa: BLE001 - of a class of the user's, or a dictionary whose keys have no order
-        return []
-    leaves = []
-    for leaf in flat:
+    """The variables, in the jaxpr that is being made, of the traced arrays in a pytree."""
+    found = []
+    for leaf in leaves(values):
         while type(leaf).__name__ == "BatchTracer":
             leaf = leaf.val
         if isinstance(leaf, Tracer):
-            leaves.append(getattr(leaf, "val", None))
-    return leaves
+            found.append(getattr(leaf, "val", None))
+    return found
+
+
+def leaves(values: Any) -> list[Any]:
+    """The leaves of a pytree; none where it is no pytree."""
+    try:
+        return tree_leaves(values)
+    except Exception:  # noqa: BLE001 - of a class of the user's, or a dictionary whose keys have no order
+        return []
 
 
 def makers(equations: Sequence[Any], begin: int) -> dict[int, tuple[int, int]]:

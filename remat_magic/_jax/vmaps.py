@@ -121,34 +121,38 @@ def _in_parts(
 ) -> Callable[..., tuple[list[Any], Any]]:
     """What is called with the arguments, and gives the results and which axes of them are mapped."""
 
-    def together(result: Any, axis: Any) -> Any:
-        if axis is None:
-            return result[0]
-        axis %= result.ndim - 1
-        shape = list(result.shape[1:])
-        shape[axis] *= parts
-        return jnp.moveaxis(result, 0, axis).reshape(shape)
-
     def whole(*values: Any) -> tuple[list[Any], Any]:
         pairs, told = [*zip(values, in_axes, strict=True)], list[Any]()
 
         def part(mapped: Sequence[Any]) -> list[Any]:
             given = iter(mapped)
             full = [value if axis is None else next(given) for value, axis in pairs]
-            leading = [None if axis is None else 0 for axis in in_axes]
-            results, inferred = part_of(size // parts, leading).call_wrapped(*full)
+            results, inferred = part_of(size // parts, in_axes).call_wrapped(*full)
             told[:] = inferred, out_axes() if callable(out_axes) else out_axes
             return list(results)
 
         part.__name__ = part.__qualname__ = name.replace(" ", NO_BREAK)
-        first = [jnp.moveaxis(jnp.asarray(value), axis, 0) for value, axis in pairs if axis is not None]
-        cut = [value.reshape(parts, size // parts, *value.shape[1:]) for value in first]
-        results, (inferred, axes) = jax.lax.map(jax.checkpoint(part), cut), told
+        mapped = [cut(value, axis % jnp.ndim(value), parts) for value, axis in pairs if axis is not None]
+        results, (inferred, axes) = jax.lax.map(jax.checkpoint(part), mapped), told
         if not all(axis is None or type(axis) is int for axis in axes):
             raise RematError(f"{name}: its out_axes are no numbers, which is not done in parts.")
-        return [together(*pair) for pair in zip(results, axes, strict=True)], inferred
+        pairs = zip(results, axes, strict=True)
+        return [it[0] if axis is None else joined(it, axis % (it.ndim - 1)) for it, axis in pairs], inferred
 
     return whole
+
+
+def cut(value: Any, axis: int, parts: int) -> Any:
+    """An array in equal parts of one axis, along a new first one."""
+    shape = value.shape
+    value = jnp.asarray(value).reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
+    return jnp.moveaxis(value, axis, 0)
+
+
+def joined(value: Any, axis: int) -> Any:
+    """What ``cut`` has cut, in one again."""
+    whole = jnp.moveaxis(value, 0, axis)
+    return whole.reshape(*whole.shape[:axis], whole.shape[axis] * whole.shape[axis + 1], *whole.shape[axis + 2 :])
 
 
 _place = Replaced("jax._src.interpreters.batching.batch", _EFFECT, _stand_in)

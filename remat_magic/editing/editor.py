@@ -152,7 +152,9 @@ class _Editor:
                 if code and "\n" not in code
                 else "`code` of the choice or report is all of it"
             )
-            why = f"No edit writes some calls, several together or microbatches, as {plan.at!r} is: {what}."
+            why = (
+                f"No edit writes calls or batches in parts, some calls, or several together, as {plan.at!r} is: {what}."
+            )
             closest = None if microbatches_in(plan.at) > 1 else self._at_whole_functions(plan)
             return replace(self._empty(plan), unnamed=(why,), closest=closest)
         if plan.names and parts_in([plan.at]):

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -72,18 +72,22 @@ class CalledFunction:
         return self.within or self.module
 
 
+_Given = tuple[str, Any, "tuple[int, int] | None"]  # of a leaf the parameter, itself, and its place
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One call: the equations ``begin`` to ``end`` (excluded) of one jaxpr, as they were written down.
 
     ``returned`` has what it returned of these, by the number of the equation and of its output; ``given`` what it was
-    given of the equations before these, and of the inputs, which are those of an equation -1.
+    given of the equations before these, of the inputs, which are those of an equation -1, and as variables of what is
+    constant in it, each with the name of the parameter.
     """
 
     callee: CalledFunction
     begin: int
     end: int
-    given: tuple[tuple[int, int], ...]
+    given: Sequence[tuple[Any, str]]
     returned: tuple[tuple[int, int], ...]
 
 
@@ -91,13 +95,13 @@ class Call:
 class Interval:
     """One call in a jaxpr: its equations ``first`` to ``last`` (excluded) there, and the variables it took and gave.
 
-    ``is_known`` where all that it returned is among these.
+    ``given`` has the name of the parameter for each; ``is_known`` where all that it returned is among these.
     """
 
     callee: CalledFunction
     first: int
     last: int
-    given: tuple[Any, ...] = ()
+    given: Mapping[Any, str] = field(default_factory=dict)
     returned: tuple[Any, ...] = ()
     is_known: bool = False
 
@@ -109,6 +113,7 @@ class _Frame:
     calls: list[Call] = field(default_factory=list)
     tracebacks: list[tuple[int, Any]] = field(default_factory=list)
     equations: Sequence[Any] = ()  # only while calls are open: JAX must not find them held after the trace
+    constants: Mapping[Any, Any] = field(default_factory=dict)  # only then, too
     open: int = 0
     inputs: tuple[Any, ...] = ()
     makers: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -134,7 +139,7 @@ class Calls:
         self._callees: dict[int, CalledFunction | None] = {}  # by identity of their code; None: can have none
         self._codes: list[CodeType] = []
         self._traces: dict[int, tuple[weakref.ref[Any], _Frame]] = {}  # by the identity of a trace
-        self._open: list[tuple[FrameType, _Frame | None, CalledFunction, int, tuple[tuple[int, int], ...]]] = []
+        self._open: list[tuple[FrameType, _Frame | None, CalledFunction, int, list[_Given]]] = []
         self.elsewhere: set[Identity] = set()
         """Functions that were also called where no jaxpr is written, as under ``jax.jvp``, or in a nested gradient."""
         self._positions: dict[int, dict[int, list[int]]] = {}  # by identity of a traceback: for each frame
@@ -152,7 +157,7 @@ class Calls:
         if callee is None or trace is None:
             return
         if trace is _jax.ELSEWHERE:
-            self._open.append((frame, None, callee, 0, ()))
+            self._open.append((frame, None, callee, 0, []))
             if callee.who not in self.elsewhere and not is_trial_of_linen(frame):
                 self.elsewhere.add(callee.who)
             return
@@ -161,11 +166,13 @@ class Calls:
             inside = self._frames[next(_numbers)] = _Frame(inputs=tuple(_jax.inputs_of(trace)))
             inside.makers.update((id(var), (-1, number)) for number, var in enumerate(inside.inputs))
             self._traces[id(trace)] = weakref.ref(trace), inside
-        inside.equations = _jax.equations_of(trace)
+        inside.equations, inside.constants = _jax.equations_of(trace), _jax.constants_of(trace)
         inside.open += 1
         # A checkpoint on a method of a class of the user's closes over `self`.
-        given = [value for _, _, value in _given(frame)][callee.module == "class" :]
-        self._open.append((frame, inside, callee, len(inside.equations), inside.places(given)))
+        values = [*_given(frame)][callee.module == "class" :]
+        given = [(name, leaf) for _, name, value in values for leaf in _jax.leaves(value)]
+        given = [(name, leaf, next(iter(inside.places([leaf])), None)) for name, leaf in given]
+        self._open.append((frame, inside, callee, len(inside.equations), given))
 
     def end(self, frame: FrameType, value: Any) -> None:
         """A function has returned a value."""
@@ -177,11 +184,15 @@ class Calls:
             inside.open -= 1
             if caller is frame and end > begin:  # else it raised
                 returned = tuple(place for place in inside.places([value]) if place[0] >= begin)
-                inside.calls.append(Call(callee, begin, end, given, returned))
+                owners = {id(leaf): name for name, leaf, place in given if place is None}
+                taken: list[tuple[Any, str]] = [(place, name) for name, _, place in given if place is not None]
+                read = inside.constants.items()
+                taken += [(var, owners[id(value)]) for var, value in read if id(value) in owners]
+                inside.calls.append(Call(callee, begin, end, taken, returned))
                 if not inside.open:
                     inside.tracebacks.extend(enumerate(_jax.tracebacks(inside.equations[begin:end]), begin))
             if not inside.open:
-                inside.equations = ()
+                inside.equations, inside.constants = (), {}
 
     @contextlib.contextmanager
     def nested(self) -> Iterator[None]:
@@ -198,7 +209,7 @@ class Calls:
         self._codes.clear()
         self._traces.clear()
         for number, frame in self._frames.items():
-            frame.equations, frame.makers = (), {}
+            frame.equations, frame.constants, frame.makers = (), {}, {}
             self._add(number, frame)
 
     def _add(self, number: int, frame: _Frame) -> None:
@@ -229,20 +240,24 @@ class Calls:
             at.append(reached if reached in candidates[: index + 1] else None)  # several can come of one
         placed = [(position, index) for index, position in enumerate(at) if position is not None]
         order = [position for position, _ in placed]
-        eqns, invars = _jax.open_jaxpr(jaxpr).eqns, {*_jax.open_jaxpr(jaxpr).invars}
+        opened = _jax.open_jaxpr(jaxpr)
+        eqns, invars = opened.eqns, {*opened.invars}
+        outer = {*opened.constvars, *invars}
         # JAX moves inputs around, and leaves some out.
         variables_of = {-1: [var if var in invars else None for var in self._frames[number].inputs]}
         variables_of |= {position: eqns[index].outvars for position, index in placed}
 
-        def variables(places: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
-            outputs = (variables_of[position][i : i + 1] for position, i in places if position in variables_of)
-            return tuple(var for output in outputs for var in output if var is not None)
+        def variable(place: Any) -> Any:
+            if not isinstance(place, tuple):
+                return place if place in outer else None
+            return next(iter(variables_of.get(place[0], ())[place[1] : place[1] + 1]), None)
 
         intervals: list[Interval] = []
         for call in self._frames[number].calls:
             first, after = bisect.bisect_left(order, call.begin), bisect.bisect_left(order, call.end)
             if first < after:
-                given, returned = variables(call.given), variables(call.returned)
+                given = {var: name for place, name in call.given if (var := variable(place)) is not None}
+                returned = tuple(var for place in call.returned if (var := variable(place)) is not None)
                 known = len(returned) == len(call.returned)
                 end = placed[after - 1][1] + 1
                 intervals.append(Interval(call.callee, placed[first][1], end, given, returned, known))

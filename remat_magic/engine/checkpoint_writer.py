@@ -1,4 +1,4 @@
-"""The program with checkpoints at places that have none: around calls, several of them, or steps of a loop."""
+"""The program with checkpoints at places that have none: around calls, their parts, several, or steps of a loop."""
 
 from __future__ import annotations
 
@@ -6,44 +6,51 @@ import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls, Interval
-from remat_magic.engine.possible import Intervals, PossibleSites, Where, is_walked
+from remat_magic.engine.parts import PartedCall, place_of
+from remat_magic.engine.possible import Intervals, Where, is_walked
+from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import PUT_AT
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.walk import last_reads, walk
+from remat_magic.policies import NO_CHECKPOINT
 from remat_magic.records import RematError
 
 
-def with_checkpoints(closed: Any, calls: Calls, possible: PossibleSites, policies: Iterable[tuple[str, Any]]) -> Any:
-    """A jaxpr of the program with checkpoints at places that have none.
+def with_checkpoints(
+    primal: Primal, policies: Iterable[tuple[str, Any]], traced: tuple[Any, Calls] | None = None
+) -> Any:
+    """A jaxpr of the program with checkpoints at places that have none, by their keys, each with a policy.
 
-    Args:
-        closed: the jaxpr.
-        calls: those that were recorded when it was traced.
-        possible: its places.
-        policies: keys, those of sites too, which are left as they are, with a policy each.
-
-    Raises:
-        RematError: a key chooses no call.
+    Sites are left as they are. ``traced``: another jaxpr of it, and the calls that were recorded when that was traced.
+    It is an error where a key chooses no call, or such as are not known to be what their parts make.
     """
-    chosen = {key: (where, policy) for key, policy in policies if (where := possible.where(key)) is not None}
-    return _Writer(closed, calls, chosen)(closed) if chosen else closed
+    closed, calls = traced or (primal.closed, primal.calls)
+    chosen = {key: (where, policy) for key, policy in policies if (where := primal.possible.where(key)) is not None}
+    return _Writer(closed, calls, chosen, primal.smaller)(closed) if chosen else closed
+
+
+def parted_calls(primal: Primal, key: str) -> list[PartedCall]:
+    """The calls that a place in parts is of; errors as of ``with_checkpoints``."""
+    writer = _Writer(primal.closed, primal.calls, {key: (primal.possible.where(key), None)}, primal.smaller)
+    return [group.parted for groups in writer.groups.values() for group in groups if group.parted]
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint."""
+    """The equations of an interval of a jaxpr, to be under one checkpoint; or in parts, and the jaxpr of one."""
 
-    first: int
-    last: int
+    interval: Interval
     checkpoint: Checkpoint
-    given: tuple[Any, ...]
-    returned: tuple[Any, ...]
+    parted: PartedCall | None = None
+    part: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +66,71 @@ class _Standing:
 class _Writer:
     """Writes the jaxprs of one program anew, with checkpoints around some of its calls."""
 
-    def __init__(self, closed: Any, calls: Calls, chosen: Mapping[str, tuple[Where, Any]]) -> None:
+    def __init__(
+        self,
+        closed: Any,
+        calls: Calls,
+        chosen: Mapping[str, tuple[Any, Any]],
+        smaller: Mapping[str, tuple[Any, Calls]] = MappingProxyType({}),
+    ) -> None:
         self._root = closed
+        self._consts = dict(zip(_jax.open_jaxpr(closed).constvars, _jax.consts_of(closed), strict=True))
         self._places = Intervals(closed, calls)
-        self._groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
+        self.groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
         self._steps: dict[int, tuple[int, Checkpoint]] = {}  # by that of a loop's body, with how many
         self._anew = Rewriter()
         self._parts: dict[Any, Any] = {}  # for all calls that do the same one jaxpr, as JAX has it of one function
-        ordered = self._in_order()
+        self._ordered = self._in_order()
         for key, (where, policy) in chosen.items():
-            who = where.callee.who
-            of_callee = [
-                call for call in ordered if call.interval.callee.who == who and call.decorated == where.decorated
-            ]
-            selected = of_callee[where.calls]
-            if not selected:
-                raise RematError(f"at={key!r} chooses none of the {len(of_callee)} calls of {who[0]}.")
+            who, selected = where.callee.who, self._selected(key, where)
             checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
+            if where.parts:
+                others = {other: own for other, own in chosen.items() if not own[0].parts}
+                self._cut(selected, checkpoint, key, where, _Writer(*smaller[key], others))
+                continue
             if where.group > 1:
                 selected = [*self._beside(selected, where.group, checkpoint, key)]
             for jaxpr, interval in _grouped(selected, where.group):
-                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned)
-                self._groups.setdefault(id(jaxpr), []).append(group)
+                self.groups.setdefault(id(jaxpr), []).append(_Group(interval, checkpoint))
+
+    def _selected(self, key: str, where: Where) -> list[_Standing]:
+        """The calls that a key chooses."""
+        own = where.callee.who, where.decorated
+        of_callee = [call for call in self._ordered if (call.interval.callee.who, call.decorated) == own]
+        selected = of_callee[where.calls]
+        if not selected:
+            raise RematError(f"at={key!r} chooses none of the {len(of_callee)} calls of {own[0][0]}.")
+        return selected
+
+    def _cut(
+        self, selected: Sequence[_Standing], checkpoint: Checkpoint, key: str, where: Where, smaller: _Writer
+    ) -> None:
+        """Have calls done in parts, each of which is the call in a smaller program, if that is known to be the same."""
+        try:
+            of_parts = smaller._selected(key, where)
+            if len(of_parts) != len(selected):
+                raise _jax.Refused("it is called another number of times for a part of the batch")
+            for call, part in zip(selected, of_parts, strict=True):
+                whole, alone = _equations_of(call), _equations_of(part)
+                read = zip(map(self._consts.get, whole.invars), map(smaller._consts.get, alone.invars), strict=False)
+                same = all(isinstance(b, Tracer) or a is b or _jax.same_value(a, b) for a, b in read)
+                parted = PartedCall.of(part.interval, whole, alone, where.parts, same=same)
+                group = _Group(call.interval, checkpoint, parted, smaller._under(checkpoint, part, alone))
+                self.groups.setdefault(id(call.jaxpr), []).append(group)
+        except _jax.Refused as refused:
+            raise RematError(f"{key} cannot be done: {refused}{place_of(refused)}.") from None
+
+    def _under(self, checkpoint: Checkpoint, call: _Standing, alone: Any) -> Any:
+        """An open jaxpr of a call under a checkpoint, with what is written anew in it."""
+        jaxpr, first, last = call.jaxpr, call.interval.first, call.interval.last
+        inside = (
+            it for it in self.groups.get(id(jaxpr), ()) if first <= it.interval.first and it.interval.last <= last
+        )
+        last_read = last_reads(jaxpr.eqns, jaxpr.outvars)
+        eqns = self._written(jaxpr, self._mapped(jaxpr), first, last, _nested(inside), last_read)
+        if checkpoint.policy is not NO_CHECKPOINT:
+            eqns = [checkpoint.around(jaxpr, eqns, alone.outvars, alone.invars)]
+        return checkpoint.shared(_jax.part(jaxpr, eqns, alone.invars, alone.outvars, checkpoint.function, "map"))
 
     def _beside(
         self, selected: Sequence[_Standing], size: int, checkpoint: Checkpoint, key: str
@@ -123,12 +173,15 @@ class _Writer:
         return new
 
     def _equations(self, jaxpr: Any, _: Renamed) -> list[Any]:
-        eqns = [_jax.map_jaxprs(eqn, self) if is_walked(eqn) else eqn for eqn in jaxpr.eqns]
-        groups = sorted(self._groups.get(id(jaxpr), []), key=lambda group: (group.first, -group.last))
+        eqns = self._mapped(jaxpr)
+        groups = self.groups.get(id(jaxpr), [])
         last_read = last_reads(eqns, jaxpr.outvars)
-        for group in groups:
-            last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
+        for call in (group.interval for group in groups):
+            last_read.update((var, max(call.first, last_read.get(var, 0))) for var in call.given)
         return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
+
+    def _mapped(self, jaxpr: Any) -> list[Any]:
+        return [_jax.map_jaxprs(eqn, self) if is_walked(eqn) else eqn for eqn in jaxpr.eqns]
 
     def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
         """The equations, those of loops with their steps in groups."""
@@ -150,16 +203,34 @@ class _Writer:
         number, following = first, 0
         while following < len(groups):
             group, inside = groups[following], following + 1
-            following = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
-            written += self._in_groups(eqns[number : group.first])
-            body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:following], last_read)
-            number = group.last
+            call = group.interval
+            following = bisect.bisect_left(groups, call.last, inside, key=lambda other: other.interval.first)
+            written += self._in_groups(eqns[number : call.first])
+            number = call.last
+            if group.parted is not None:
+                if any(other.parted for other in groups[inside:following]):
+                    raise RematError("One call in parts stands in another one: choose one of the two.")
+                written += group.parted.mapped(group.part)
+                continue
+            body = self._written(jaxpr, eqns, call.first, call.last, groups[inside:following], last_read)
             body_outputs = {var for eqn in body for var in eqn.outvars}
             # JAX keeps all that a function is given or returns, whether it is read or not.
-            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= group.last)
-            outputs = [*dict.fromkeys((*(var for var in group.returned if var in body_outputs), *read_later))]
-            written += [group.checkpoint.around(jaxpr, body, outputs, group.given)] if outputs else body
+            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= call.last)
+            outputs = [*dict.fromkeys((*(var for var in call.returned if var in body_outputs), *read_later))]
+            written += [group.checkpoint.around(jaxpr, body, outputs, [*call.given])] if outputs else body
         return [*written, *self._in_groups(eqns[number:last])]
+
+
+def _equations_of(call: _Standing) -> Any:
+    """An open jaxpr of the equations of a call, of all that they read, and what it returns of them or is read later."""
+    jaxpr, interval = call.jaxpr, call.interval
+    eqns, last_read = jaxpr.eqns[interval.first : interval.last], last_reads(jaxpr.eqns, jaxpr.outvars)
+    made = [var for eqn in eqns for var in eqn.outvars]
+    read = [atom for eqn in eqns for atom in eqn.invars if not _jax.is_literal(atom)]
+    # Not in the order of what it was given, of which less may be known in one program than in the other.
+    outputs = dict.fromkeys(var for var in made if var in interval.returned or last_read.get(var, -1) >= interval.last)
+    invars = [var for var in dict.fromkeys(read) if var not in {*made}]
+    return _jax.part(jaxpr, eqns, invars, [*outputs], interval.callee.who[0], "map")
 
 
 def _grouped(calls: Sequence[_Standing], size: int) -> Iterator[tuple[Any, Interval]]:
@@ -174,7 +245,7 @@ def _grouped(calls: Sequence[_Standing], size: int) -> Iterator[tuple[Any, Inter
             groups.append((jaxpr, [interval]))
     for jaxpr, group in groups:
         first, last = group[0], group[-1]
-        given = first.given if len(group) == 1 else ()
+        given = first.given if len(group) == 1 else {}
         yield jaxpr, Interval(last.callee, first.first, last.last, given, last.returned)
 
 
@@ -182,10 +253,10 @@ def _nested(groups: Iterable[_Group]) -> list[_Group]:
     """Groups that stand beside or inside one another; of two that cross, the first."""
     nested: list[_Group] = []
     around: list[_Group] = []
-    for group in groups:
-        while around and around[-1].last <= group.first:
+    for group in sorted(groups, key=lambda group: (group.interval.first, -group.interval.last)):
+        while around and around[-1].interval.last <= group.interval.first:
             around.pop()
-        if not around or group.last <= around[-1].last:
+        if not around or group.interval.last <= around[-1].interval.last:
             nested.append(group)
             around.append(group)
     return nested
@@ -193,13 +264,9 @@ def _nested(groups: Iterable[_Group]) -> list[_Group]:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint to put around equations.
+    """A checkpoint to put around equations: what the ``function`` under it is called, and what JAX takes it for.
 
-    Attributes:
-        policy: the policy.
-        function: what the function under it is called.
-        use: what JAX takes it for.
-        parts: the jaxprs that were made, one for all that do the same, as JAX has it of one function.
+    ``parts`` are the jaxprs that were made, one for all that do the same, as JAX has it of one function.
     """
 
     policy: Any = None
@@ -208,13 +275,9 @@ class Checkpoint:
     parts: dict[Any, Any] = field(default_factory=dict)
 
     def around(self, jaxpr: Any, eqns: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any] = ()) -> Any:
-        """The equation of a checkpoint.
+        """The equation of a checkpoint around some of a jaxpr, and what it returns of them.
 
-        Args:
-            jaxpr: what the equations are from.
-            eqns: the equations.
-            outputs: what of them it returns.
-            given: what its function is given, whether they read it or not.
+        ``given`` is what its function is given, whether they read it or not.
         """
         outputs_inside = {var for eqn in eqns for var in eqn.outvars}
         read = (atom for eqn in eqns for atom in eqn.invars if not _jax.is_literal(atom) and atom not in outputs_inside)
@@ -228,13 +291,7 @@ class Checkpoint:
 
 
 def in_segments(eqn: Any, size: int, checkpoint: Checkpoint) -> list[Any]:
-    """The equations of a scan with its steps in segments.
-
-    Args:
-        eqn: the scan's equation. What it makes is what these make.
-        size: how many steps a segment has.
-        checkpoint: what is put around each.
-    """
+    """The equations of a scan with its steps in segments of a size, under a checkpoint each; they make the same."""
     length = _jax.scan_length(eqn)
     size = min(size, length)
     if not size:

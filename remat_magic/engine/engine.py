@@ -10,18 +10,20 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
-from remat_magic.engine.checkpoint_writer import with_checkpoints
+from remat_magic.engine.calls import Calls
+from remat_magic.engine.checkpoint_writer import parted_calls, with_checkpoints
 from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.gradients import InnerInputs
 from remat_magic.engine.microbatch_code import code_of
-from remat_magic.engine.microbatches import Cut, batches, with_microbatches
+from remat_magic.engine.microbatches import Cut, batches, traced_with, with_microbatches
+from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Contents, Primal, contents
 from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, kept
@@ -30,13 +32,16 @@ from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import restore_lines, source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
-from remat_magic.engine.vmaps import BATCH, Vmap, middle, parts_in, refuse_other_bits, with_parts
+from remat_magic.engine.vmaps import BATCH, Vmap, divisors, middle, parts_in, refuse_other_bits, with_parts
 from remat_magic.jaxprs.rewriting import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError, Site
 from remat_magic.wording import one_line, text_of
 
 ONE_PLACE = "a plan is for one place: choose 'function', 'sites' or one site's key."
+
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -88,9 +93,11 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut)
+        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut, self.parted)
         self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
+        self._smaller = dict[Any, tuple[Any, Calls]]()
+        self._parted = dict[str, list[PartedCall] | RematError]()  # by key
 
     def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
         """The arguments of what ``gradient`` gives: of the step if known and not ``alone``, else of the function."""
@@ -238,10 +245,14 @@ class Engine:
         places = {site.key for site in self.primal.table.sites} | self.primal.possible.callees.keys()
         return "microbatches" if "batch" in places else "batch"
 
+    def _batches(self, axis: int = 0) -> list[tuple[int, list[str]]]:
+        """What may be the batch, first the likeliest: how many examples, and the leaves with them along an axis."""
+        return sorted(batches(self.given, self.step, axis), key=lambda batch: -len(batch[1]) if self.step else 0)
+
     @property
-    def _batches(self) -> list[tuple[int, list[str]]]:
-        """What may be the batch: how many examples, and in which leaves; the likeliest first."""
-        return sorted(batches(self.given, self.step), key=lambda batch: -len(batch[1])) if self.step else []
+    def divisors(self) -> list[int]:
+        """The numbers of parts that the likeliest batch can be in; none where several devices share the work."""
+        return divisors(self._batches()[0][0]) if self.given.mesh_devices == 1 and self._batches() else []
 
     def in_microbatches(self, choose: Callable[[Sequence[int]], int] = middle) -> tuple[tuple[int, ...], str]:
         """The numbers of microbatches that there can be, and why there are none where something may be a batch.
@@ -249,17 +260,17 @@ class Engine:
         The one of them that ``choose`` gives is traced.
         """
         why = ""
-        for size, _ in self._batches:
-            divisors = tuple(n for n in range(2, size + 1) if size % n == 0)
+        for size, _ in self._batches() if self.step else ():
+            numbers = tuple(divisors(size))
             try:
-                if divisors and self.in_parts("none", f"{self.batch_key} in {choose(divisors)}"):
-                    return divisors, ""
+                if numbers and self.in_parts("none", f"{self.batch_key} in {choose(numbers)}"):
+                    return numbers, ""
             except RematError as error:
                 why = why or str(error)
         return (), why
 
     def _in_microbatches(self, fun: Any, key: str, parts: dict[str, int]) -> Self:
-        count, errors = parts[key], list[RematError]()
+        count = parts[key]
         if self.inside is None or self.step is None:
             raise RematError("Only a training step that is known takes its gradient in microbatches.")
         if self.batch_key not in (key, "batch"):
@@ -267,20 +278,66 @@ class Engine:
                 f"{self.primal.name} calls a function batch: for microbatches write at='{self.batch_key} in {count}', "
                 "for a checkpoint on the function at='batch'."
             )
-        for size, leaves in self._batches:
-            try:
-                if size % count or count == 1:
-                    divisors = [n for n in range(2, size + 1) if size % n == 0][:12]
-                    raise RematError(f"{size} examples are not {key} in {count}: choose one of {divisors}.")
-                cuts = dict[int, Cut]()  # one for each call of the function
-                who = self.inside.function.who
-                return self._again(with_microbatches(fun, who, leaves, count, cuts), parts, cuts)
-            except Exception as error:  # noqa: BLE001 - whatever the user's function raises when it is given a part
-                if not isinstance(error, RematError):
-                    text = f"{type(error).__name__}: {one_line(text_of(error), 200)}"
-                    error = RematError(f"{self.given.name} cannot be called with a part of the batch: {text}")
-                errors.append(error)
+        who = self.inside.function.who
+
+        def cut(_: int, leaves: list[str], _of_part: int) -> Self:
+            cuts = dict[int, Cut]()  # one for each call of the function
+            return self._again(with_microbatches(fun, who, leaves, count, cuts), parts, cuts)
+
+        return self._first(f"{key} in {count}", count, [0], cut)
+
+    def parted(self, key: str) -> list[PartedCall]:
+        """The calls that a place in parts is of: each is known to be what its parts make, else that is an error."""
+        where = self.primal.possible.where(key)
+        assert where is not None
+        if self.given.mesh_devices > 1:
+            raise RematError("Nothing is done in parts where several devices share the work.")
+
+        def of_a_part(axis: int, leaves: list[str], size: int) -> list[PartedCall]:
+            self.primal.smaller[key] = self._of_a_part(axis, tuple(leaves), size)
+            return parted_calls(self.primal, key)
+
+        with self.lock, self.primal.tracing():
+            if key not in self._parted:
+                try:
+                    self._parted[key] = self._first(key, where.parts, [0, 1], of_a_part)
+                except RematError as error:
+                    self._parted[key] = error
+            found = self._parted[key]
+        if isinstance(found, RematError):
+            raise found
+        return found
+
+    def _first(self, at: str, count: int, axes: Sequence[int], cut: Callable[[int, list[str], int], T]) -> T:
+        """What ``cut`` gives of the likeliest batch that it can cut, by its axis, its leaves and a part's examples."""
+        errors = list[RematError]()
+        for axis in axes:
+            for size, leaves in self._batches(axis):
+                try:
+                    if size % count or count == 1:
+                        raise RematError(f"{size} examples are not {at}: choose one of {divisors(size)[:12]}.")
+                    return cut(axis, leaves, size // count)
+                except Exception as error:  # whatever the user's function raises when it is given a part
+                    if is_passing(error):
+                        raise
+                    if not isinstance(error, RematError):
+                        text = f"{type(error).__name__}: {one_line(text_of(error), 200)}"
+                        error = RematError(f"{self.given.name} cannot be called with a part of the batch: {text}")
+                    errors.append(error)
         raise errors[0] if errors else RematError(f"No argument of {self.given.name} is known to be the batch.")
+
+    def _of_a_part(self, axis: int, leaves: tuple[str, ...], size: int) -> tuple[Any, Calls]:
+        """The program with so many examples, and its calls."""
+        if (axis, leaves, size) not in self._smaller:
+            inner = self.inside and self.inside.function
+            with self.given.tracing(), self.given.names.as_it_was():  # whichever thread asks
+                arguments = self.inputs_again(dict.fromkeys(leaves, size), axis)
+                found, held = traced_with(self.given.fun, arguments, inner and inner.who)
+            if inner is not None:
+                number = [it for it in self.given.gradients if it.who == inner.who].index(inner)
+                found = held[number].inner.closed, found[1]
+            self._smaller[axis, leaves, size] = found
+        return self._smaller[axis, leaves, size]
 
     def retraced(self, fun: Any, leading: Mapping[str, int] | None = None) -> Self:
         """One of another function, which may raise, with arguments of the same types, under the same settings.
@@ -288,7 +345,7 @@ class Engine:
         ``leading`` are other sizes of the first dimension, by the names of leaves.
         """
         given, signature = self.given, self.given.signature
-        args, kwargs = self.inputs_again(leading or {})
+        args, kwargs = self.inputs_again(leading)
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self.inside is None else None
         gradient = ITSELF if self.inside is None else self.inside.call.key
@@ -297,12 +354,13 @@ class Engine:
             other.given.names = given.names
         return other.of_one_device() if given.however_long else other
 
-    def inputs_again(self, leading: Mapping[str, int] = MappingProxyType({})) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of the same types as those that the function was traced with, and the static ones themselves."""
+    def inputs_again(
+        self, sizes: Mapping[str, int] | None = None, axis: int = 0
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``Signature.resized`` of those that the function was traced with."""
         signature = self.given.signature
         assert isinstance(signature, Signature)  # not that of a function inside
-        arrays = [_of_type(leaf.value, leaf.sharding, leading.get(leaf.name)) for leaf in signature.arrays]
-        return signature.arguments(arrays)
+        return signature.resized(sizes or {}, axis)
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -330,7 +388,7 @@ class Engine:
         with self.lock, self.primal.tracing():
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
             primal = self.primal
-            return with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+            return with_checkpoints(primal, selection.at_sites)
 
     @property
     def default_at(self) -> str:
@@ -503,14 +561,6 @@ def _traced(
             with contextlib.suppress(Exception):
                 return Primal(fun, Signature(fun, args, kwargs, wrt), has_aux), (), Bound(fun)
         raise
-
-
-def _of_type(aval: Any, sharding: Any, leading: int | None = None) -> Any:
-    """A stand-in for an argument of a type; ``leading`` is another size of its first dimension."""
-    if isinstance(aval, jax.ShapeDtypeStruct) and leading is None:
-        return aval
-    weak, shape = getattr(aval, "weak_type", False), aval.shape if leading is None else (leading, *aval.shape[1:])
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import math
 import re
 import textwrap
 from typing import Any
 
 from remat_magic.engine.microbatches import Cut
-from remat_magic.parsing import parse_source
+from remat_magic.engine.parts import call_at, unused
 
 _NAMES = "gradient", "add", "examples", "zeros", "sums", "own"
 _CODE = """
@@ -35,9 +34,7 @@ _TOGETHER = "{target} = (value, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:
 def code_of(cut: Cut, option: str | None) -> str:
     """What to write for a gradient in parts in the place of the statement that takes it; empty where it is not known.
 
-    Args:
-        cut: the gradient.
-        option: the further arguments of a checkpoint on the function; None for none.
+    ``option`` are the further arguments of a checkpoint on the function; None: there is none.
     """
     who, weight = cut.inner.who, cut.shares[0].weight if cut.shares[0] else 1.0
     kinds = {share and share.kind for share in cut.shares[1:]}
@@ -46,12 +43,9 @@ def code_of(cut: Cut, option: str | None) -> str:
     axes = {share.axis for share in (*cut.given, *cut.shares) if share is not None}
     if cut.place is None or axes != {0} or not (stacked or (same and (mean or None not in kinds))):
         return ""
-    code, instruction = cut.place
-    source = "".join(linecache.getlines(code.co_filename))
-    found = _statement(source, [*code.co_positions()][instruction // 2])
-    if found is None:
+    code, source, call, statement = cut.place[0], *call_at(*cut.place)
+    if call is None or statement is None:
         return ""
-    call, statement = found
     text, target = ast.get_source_segment(source, call) or "", "result"
     if isinstance(statement, ast.Assign) and statement.value is call:
         target = ast.get_source_segment(source, statement.targets[0]) or target
@@ -70,16 +64,10 @@ def code_of(cut: Cut, option: str | None) -> str:
     if not given:
         return ""
     scaled = "a" if weight == 1.0 else f"(a / {cut.parts})" if mean else f"(a * {weight!r})"
-    used = {*re.findall(r"\w+", source)}
 
     def renamed(text: str) -> str:
         """Without the names that the user's own code has."""
-        for name in _NAMES:
-            other = name
-            while other in used:
-                other += "_"
-            text = re.sub(rf"(?<![.{{]){name}\b(?!}})", other, text)
-        return text
+        return re.sub(rf"(?<![.{{])\b({'|'.join(_NAMES)})\b(?!}})", lambda found: unused(found[0], [source]), text)
 
     return renamed(_CODE.strip() + stacked * f"\n{_TOGETHER}").format(
         **{key: renamed(word) for key, word in (_STACKED if stacked else _SUMS).items()},
@@ -91,20 +79,6 @@ def code_of(cut: Cut, option: str | None) -> str:
         result="value, grads" if stacked else target,
         mean=scaled,
     )
-
-
-def _statement(source: str, position: tuple[int | None, ...]) -> tuple[ast.Call, ast.stmt] | None:
-    """The call at a position of a text, and the innermost statement that it is in."""
-    module, found = parse_source(source), None
-    for node in ast.walk(module) if module else ():
-        for part in ast.iter_child_nodes(node):
-            if isinstance(part, ast.stmt) and part.lineno <= (position[0] or 0) <= (part.end_lineno or 0):
-                found = part
-    for node in ast.walk(found) if found else ():
-        where = [getattr(node, name, None) for name in ("lineno", "end_lineno", "col_offset", "end_col_offset")]
-        if isinstance(node, ast.Call) and where == [*position] and found is not None:
-            return node, found
-    return None
 
 
 def _examples(cut: Cut, call: ast.Call, local: set[str], source: str) -> dict[str, str]:

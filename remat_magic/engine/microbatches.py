@@ -20,28 +20,28 @@ from jax.core import Tracer
 from jax.tree_util import tree_leaves
 
 from remat_magic import _jax
-from remat_magic.engine.calls import recording
+from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.gradients import Differentiated, HeldGradient
+from remat_magic.engine.parts import place_of, together, wide
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.retrace import on_arrays
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.steps import Step
-from remat_magic.jaxprs.provenance import Spans
-from remat_magic.jaxprs.values import is_inexact
+from remat_magic.jaxprs.values import can_be_output
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
 
 _CANDIDATES = 2  # sizes that may be the batch
 
 
-def batches(given: Primal, step: Step | None) -> Iterator[tuple[int, list[str]]]:
-    """What may be the batch: a size, and the leaves whose first dimension is as large; the likeliest first.
+def batches(given: Primal, step: Step | None, axis: int = 0) -> Iterator[tuple[int, list[str]]]:
+    """What may be the batch: a size, and the leaves of which that axis is as large; the likeliest first.
 
     Of a training step it is what the gradient reads besides the parameters. Otherwise parameters are not told apart:
     numbers that are no floating-point ones come first, then the last arguments, of those whose arrays are all alike.
     """
-    arrays = [leaf for leaf in given.signature.arrays if len(leaf.value.shape) and not _jax.is_key(leaf.value)]
+    arrays = [leaf for leaf in given.signature.arrays if len(leaf.value.shape) > axis and not _jax.is_key(leaf.value)]
     leaves = arrays
     roles = dict[str, str]()
     if step is not None:
@@ -50,11 +50,11 @@ def batches(given: Primal, step: Step | None) -> Iterator[tuple[int, list[str]]]
     else:
         sizes = dict[str, set[int]]()
         for leaf in leaves:
-            sizes.setdefault(leaf.argument, set()).add(leaf.value.shape[0])
+            sizes.setdefault(leaf.argument, set()).add(leaf.value.shape[axis])
         leaves = [leaf for leaf in leaves if len(sizes[leaf.argument]) == 1]
     last_first = [leaf for kind in (False, True) for leaf in reversed(leaves) if leaf.differentiated is kind]
-    for size in list(dict.fromkeys(leaf.value.shape[0] for leaf in last_first))[:_CANDIDATES]:
-        alike = [leaf for leaf in last_first if leaf.value.shape[0] == size]
+    for size in list(dict.fromkeys(leaf.value.shape[axis] for leaf in last_first))[:_CANDIDATES]:
+        alike = [leaf for leaf in last_first if leaf.value.shape[axis] == size]
         if roles or len(alike) < len(arrays):  # else nothing is left for parameters
             yield size, [leaf.name for leaf in alike]
         if not roles and len({leaf.argument for leaf in alike}) > 1:  # a square matrix of weights may be as large
@@ -100,11 +100,18 @@ def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: in
         """The gradients of a step of one part."""
         signature = Signature(fun, args, kwargs, None)
         types = tuple((leaf.name, str(leaf.value) if leaf.is_array else id(leaf.value)) for leaf in signature.leaves)
-        if any(isinstance(leaf, Tracer) for leaf in tree_leaves((args, kwargs))):
-            return _of_a_part(fun, signature, who, batch, parts)
-        if types not in known:
-            known[types] = signature, _of_a_part(fun, signature, who, batch, parts)
-        return known[types][1]
+        if types in known:
+            return known[types][1]
+        sizes = dict[str, int]()
+        for leaf in signature.arrays:
+            examples = leaf.value.shape[0] if leaf.value.shape else 1
+            if leaf.name in batch and examples % parts:
+                raise RematError(f"{leaf.name} has {examples} examples, which are not {parts} equal parts.")
+            sizes |= {leaf.name: examples // parts} if leaf.name in batch else {}
+        held = traced_with(fun, signature.resized(sizes), who)[1]
+        if not any(isinstance(leaf, Tracer) for leaf in tree_leaves((args, kwargs))):
+            known[types] = signature, held
+        return held
 
     def traced(staged: bool, *args: Any, **kwargs: Any) -> Any:
         held = enumerate(small(args, kwargs))
@@ -148,19 +155,11 @@ def _user() -> tuple[CodeType, int] | None:
     return frame and (frame.f_code, frame.f_lasti)
 
 
-def _of_a_part(fun: Any, signature: Signature, who: Identity, batch: Collection[str], parts: int) -> list[HeldGradient]:
-    """The gradients of ``who`` that a step takes of a part of the batch, in order."""
-    arrays, held = list[Any](), list[HeldGradient]()
-    for leaf in signature.arrays:
-        shape = leaf.value.shape
-        if leaf.name in batch:
-            if not shape or shape[0] % parts:
-                raise RematError(
-                    f"{leaf.name} has {shape[0] if shape else 1} examples, which are not {parts} equal parts."
-                )
-            shape = (shape[0] // parts, *shape[1:])
-        weak = getattr(leaf.value, "weak_type", False)
-        arrays.append(jax.ShapeDtypeStruct(shape, leaf.value.dtype, weak_type=weak))
+def traced_with(
+    fun: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], who: Identity | None
+) -> tuple[tuple[Any, Calls], list[HeldGradient]]:
+    """The jaxpr of a function with other arguments, the calls that it makes, and its gradients of ``who``, in order."""
+    held = list[HeldGradient]()
 
     def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
         with _jax.not_holding():
@@ -169,12 +168,12 @@ def _of_a_part(fun: Any, signature: Signature, who: Identity, batch: Collection[
             held.append(gradient)
         return gradient.as_calls(0)  # so that the equations of the function stand in its own jaxpr alone
 
-    args, kwargs = signature.arguments(arrays)
-    with _jax.tracing(_jax.Generation(), _jax.remat3(), _jax.x64()), recording() as calls, _jax.holding_alone(hold):
-        Signature(fun, args, kwargs, None).jaxpr(fun, lambda _: [])
+    holding = _jax.holding_alone(None if who is None else hold)
+    with _jax.tracing(_jax.Generation(), _jax.remat3(), _jax.x64()), recording() as calls, holding:
+        closed = Signature(fun, *arguments, None).jaxpr(fun, lambda out: [*filter(can_be_output, tree_leaves(out))])
     for gradient in held:
         gradient.calls = calls
-    return held
+    return (closed, calls), held
 
 
 def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before: _jax.Hold | None) -> tuple[Any, Cut]:
@@ -195,13 +194,11 @@ def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before
     try:
         given, shares = _followed(whole, part, parts)
     except _jax.Refused as refused:
-        spans = (Spans().of(_jax.traceback_of(eqn)) for eqn in refused.eqns)
-        span = next(filter(None, spans), None)
-        where = f" ({span.place}: `{span.expression}`)" if span else ""
+        where = place_of(refused)
         raise RematError(f"{name} cannot be differentiated in microbatches: {refused}{where}.") from None
     count, types = len(_jax.consts_of(whole.inner.closed)), whole.inner.closed.out_avals
     pairs = zip(whole.values, given, strict=True)
-    values = [value if share is None else _cut(value, share.axis, parts) for value, share in pairs]
+    values = [value if share is None else _jax.cut(value, share.axis, parts) for value, share in pairs]
     kinds = [_kind(*pair) for pair in zip(shares, types, strict=True)]
     wanted = [leaf.value for leaf in whole.inner.primals if leaf.differentiated]
 
@@ -223,7 +220,8 @@ def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before
     examples = [value for value, share in zip(values, given, strict=True) if share is not None]
     (sums, same, grads), each = jax.lax.scan(microbatch, zeros, examples)
     made = {"sum": iter(sums), "same": iter(same), "each": iter(each)}
-    results = [_together(next(made[kind]), share, aval) for kind, share, aval in zip(kinds, shares, types, strict=True)]
+    rows = zip(kinds, shares, types, strict=True)
+    results = [together(next(made[kind]), share, aval) for kind, share, aval in rows]
     weight = shares[0].weight if shares[0] else 1.0
 
     @jax.custom_vjp
@@ -283,24 +281,9 @@ def _kind(share: Any, aval: Any) -> str:
     return "sum" if share.kind == "sum" else "each"
 
 
-def _cut(value: Any, axis: int, parts: int) -> Any:
-    shape = value.shape
-    value = jnp.asarray(value).reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
-    return jnp.moveaxis(value, axis, 0)
-
-
-def _together(value: Any, share: Any, aval: Any) -> Any:
-    if share is None:
-        return value[-1] if _jax.is_key(aval) else value
-    if share.kind == "axis":
-        value = jnp.moveaxis(value, 0, share.axis).reshape(aval.shape)
-    return (value if share.weight == 1.0 else value * share.weight).astype(aval.dtype)
-
-
 def _zeros(avals: Sequence[Any]) -> list[Any]:
     """Where sums begin: of floating-point numbers of fewer bits in float32."""
-    wide = (jnp.promote_types(aval.dtype, jnp.float32) if is_inexact(aval) else aval.dtype for aval in avals)
-    return [jnp.zeros(aval.shape, dtype) for aval, dtype in zip(avals, wide, strict=True)]
+    return [jnp.zeros(aval.shape, wide(aval)) for aval in avals]
 
 
 def _plus(sums: Sequence[Any], values: Sequence[Any]) -> list[Any]:

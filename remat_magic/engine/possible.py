@@ -2,8 +2,9 @@
 
 A place is a function that is called, by its definition. Its key, as ``at=``, is the function's name; ``block[::2]`` is
 every second of its calls, ``block[:8]`` the first eight, ``block/3`` one checkpoint around each three in a row, with
-what is between them: where a loop of JAX's makes one call in each step, around three of its steps. Functions that have
-a checkpoint have such places too. And what to write in the source there.
+what is between them: where a loop of JAX's makes one call in each step, around three of its steps. ``block in 4`` is
+each of its calls in fourths of the batch. Functions that have a checkpoint have such places too. And what to write in
+the source there.
 """
 
 from __future__ import annotations
@@ -112,11 +113,7 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
     """What to write for a checkpoint on a function: all that is called and saved by name goes by its name then, too.
 
     Where the calls are to be changed for it, a comment says how: a checkpoint takes what is no array by position. Only
-    an edit reads the calls, and is tried.
-
-    Args:
-        callee: the function.
-        policy: the policy as code; without one, the checkpoint saves nothing.
+    an edit reads the calls, and is tried. Without a ``policy``, as code, the checkpoint saves nothing.
     """
     name, file, _ = callee.who
     by_library = callee.within or callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
@@ -151,13 +148,7 @@ def _leaks_comment(callee: CalledFunction) -> str:
 
 
 def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> str:
-    """What to write in the place of a function where it is called.
-
-    Args:
-        callee: the function.
-        policy: as for ``code_of``.
-        key: that of the place, if it is some of the calls.
-    """
+    """What to write in the place of a function where it is called; ``key`` is that of the place, if of some calls."""
     static = () if callee.module == "equinox" else callee.static
     names = [name for position, name in static if position is None]
     function, said, shift = _in_its_place(callee, "".join(f", {name}={name}" for name in names))
@@ -196,12 +187,7 @@ def code_of_group(
 ) -> str:
     """What to write for a checkpoint around so many calls after one another.
 
-    Args:
-        callee: the function.
-        size: how many.
-        loop: one of JAX's that makes a call in each step.
-        is_called_besides: whether there are calls that no such loop makes.
-        policy: as for ``code_of``.
+    ``loop`` is one of JAX's that makes a call in each step; ``is_called_besides``: there are calls that none makes.
     """
     code, comments = ("", []) if loop is None else loop.code(size, policy)
     codes = [code] if code else []
@@ -237,37 +223,33 @@ def _instance(cls: str, method: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- places
 
 
-_KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
+_KEY = re.compile(
+    r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+)| in (?P<parts>[1-9]\d*))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which calls of a function have a checkpoint.
+    """Which calls of a function have a checkpoint: ``calls`` of those in the order of the program.
 
-    Attributes:
-        callee: the function.
-        calls: which of its calls, in the order of the program.
-        group: how many calls after one another one checkpoint is around.
-        decorated: whether these calls have a checkpoint already.
+    One is around ``group`` of them after one another, or around each of so many ``parts`` of a call (0: it is whole).
+    ``decorated``: they have one already.
     """
 
     callee: CalledFunction
     calls: slice = field(default_factory=lambda: slice(None))
     group: int = 1
     decorated: bool = False
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PossibleSites:
-    """The places of a program that have no checkpoint.
+    """The places of a program that have no checkpoint, each as a site, and the functions by their keys: ``callees``.
 
-    Attributes:
-        sites: each as a site.
-        callees: the functions by their keys.
-        decorated: those that have a checkpoint, by the keys of their sites.
-        loops: by key of either kind the loop that makes one call in each step, the longest of several.
-        besides: the keys of either kind of which there are calls that no such loop makes.
-        groups: steps of these loops that are worth a checkpoint around them, as sites.
+    ``decorated`` are those that have a checkpoint, by the keys of their sites; ``loops`` by key of either kind the loop
+    that makes one call in each step, the longest of several; ``besides`` the keys of either kind of which there are
+    calls that no such loop makes; ``groups`` steps of these loops that are worth a checkpoint around them, as sites.
     """
 
     sites: tuple[Site, ...]
@@ -278,11 +260,7 @@ class PossibleSites:
     groups: tuple[Site, ...]
 
     def where(self, key: str) -> Where | None:
-        """What a key asks for; None where it is of no such place.
-
-        Raises:
-            RematError: there is nothing to group, or no call is chosen.
-        """
+        """What a key asks for, where that can be; None where it is of no such place."""
         if key in self.decorated:
             return None
         if key in self.callees:
@@ -302,7 +280,7 @@ class PossibleSites:
             raise RematError(
                 f"at={key!r}: {name} has a checkpoint of its own: choose all of its calls, or groups of them."
             )
-        return Where(callee, chosen, group, name in self.decorated)
+        return Where(callee, chosen, group, name in self.decorated, int(match["parts"] or 0))
 
     def code(self, key: str, policy: str = "") -> str:
         """What to write for a checkpoint at a place; arguments are those of ``where`` and ``code_of``."""
@@ -325,12 +303,7 @@ class Intervals:
         self._decorated: dict[int, tuple[Any, list[Interval]]] = {}
 
     def of(self, jaxpr: Any, around: Any = None) -> list[Interval]:
-        """Those of a jaxpr, outer ones first.
-
-        Args:
-            jaxpr: an open jaxpr.
-            around: the equation that it is the body of.
-        """
+        """Those of an open jaxpr, which is the body of the equation ``around``; outer ones first."""
         cached = self._of.get(id(jaxpr))
         if cached is None:
             cached = self._of[id(jaxpr)] = jaxpr, self._find(jaxpr, around)
@@ -344,7 +317,7 @@ class Intervals:
         for number, eqn in enumerate(jaxpr.eqns):
             callee = self._jitted(eqn)
             if callee is not None and len(jaxpr.eqns) > (jaxpr is self._root):
-                intervals.append(Interval(callee, number, number + 1))
+                intervals.append(_alone(callee, eqn, number))
         intervals = [interval for interval in intervals if self._can_have_checkpoint(jaxpr, interval)]
         return sorted(intervals, key=lambda interval: (interval.first, -interval.last))
 
@@ -352,13 +325,18 @@ class Intervals:
         """The calls in a jaxpr that have a checkpoint already, each of one equation."""
         cached = self._decorated.get(id(jaxpr))
         if cached is None:
-            calls = [
-                Interval(CalledFunction(identity(eqn, self._spans)), number, number + 1)
-                for number, eqn in enumerate(jaxpr.eqns)
-                if _jax.is_checkpoint(eqn)
-            ]
+            calls = list[Interval]()
+            for number, eqn in enumerate(jaxpr.eqns):
+                if _jax.is_checkpoint(eqn):
+                    seen, who = self._seen(_jax.checkpoint_body(eqn)), identity(eqn, self._spans)
+                    calls.append(_alone(CalledFunction(who, parameters=seen.parameters if seen else ()), eqn, number))
             cached = self._decorated[id(jaxpr)] = jaxpr, calls
         return cached[1]
+
+    def _seen(self, body: Any) -> CalledFunction | None:
+        """The function that was seen to make all of a body."""
+        count = len(_jax.open_jaxpr(body).eqns)
+        return next((call.callee for call in self._calls.of(body) if call.last - call.first == count), None)
 
     def _jitted(self, eqn: Any) -> CalledFunction | None:
         """The function of the user's own that an equation is the jitted call of."""
@@ -366,18 +344,20 @@ class Intervals:
             return None
         (body,) = _jax.bodies(eqn)
         name, file, line = _jax.function_name(body.jaxpr)
-        whole = [
-            interval.callee
-            for interval in self._calls.of(body.jaxpr)
-            if interval.last - interval.first == len(body.jaxpr.eqns)
-        ]
-        if whole:
-            return whole[0]
+        if seen := self._seen(body.jaxpr):
+            return seen
         return CalledFunction((name, file, line)) if file and line and is_user_file(file) else None
 
     def _can_have_checkpoint(self, jaxpr: Any, interval: Interval) -> bool:
         eqns = jaxpr.eqns[interval.first : interval.last]
         return interval.callee.who not in self._calls.elsewhere and not any(map(_jax.writes_to_inputs, eqns))
+
+
+def _alone(callee: CalledFunction, eqn: Any, number: int) -> Interval:
+    """The interval of a call that is one equation, by what JAX calls what that takes."""
+    names = (re.split(r"[\[.]", name)[0] for name in _jax.argument_names(_jax.bodies(eqn)[0].jaxpr))
+    given = {atom: name for atom, name in zip(eqn.invars, names, strict=False) if name and not _jax.is_literal(atom)}
+    return Interval(callee, number, number + 1, given, tuple(eqn.outvars), True)
 
 
 def is_walked(eqn: Any) -> bool:
@@ -437,13 +417,7 @@ def _leaks(eqns: Sequence[Any], interval: Interval, last_read: Mapping[Any, int]
 
 
 def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
-    """The places of a program, in the order of their first call.
-
-    Args:
-        closed: the primal jaxpr.
-        calls: those that were recorded when it was traced.
-        table: the places that have a checkpoint.
-    """
+    """The places of a program, in the order of their first call; ``table`` has those with a checkpoint."""
     intervals, looped = Intervals(closed, calls), _Looped()
     times: dict[Identity, int | None] = {}
     callees: dict[Identity, CalledFunction] = {}

@@ -55,7 +55,8 @@ class Primal:
     has what the function puts into its arguments as further outputs. ``function`` is one function object that evaluates
     it: JAX caches by identity. ``gradients`` are the functions that it differentiates inside, outer ones first,
     ``calls`` the calls of functions that it makes, ``vmaps`` its ``vmap`` calls by key, ``mesh`` the axes and sizes of
-    the mesh that is set around it.
+    the mesh that is set around it. ``smaller`` has by the key of a place in parts the program for such a part of the
+    batch, and its calls.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Primal:
         self._given_so = shardings is not None or not isinstance(signature, InnerInputs)
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
+        self.smaller: dict[str, tuple[Any, Calls]] = {}
         self.gradients: tuple[Differentiated, ...] = ()
         recorded = recording() if calls is None else contextlib.nullcontext(calls)
         vmaps = Vmaps()

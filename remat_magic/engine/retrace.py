@@ -71,7 +71,7 @@ class PlanValues:
         if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
             primal = self._primal
-            closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+            closed = with_checkpoints(primal, selection.at_sites)
             spans = primal.provenances.spans
             program = self._name(selection, closed, spans, differentiate=lambda: self._differentiate(selection))
             self._programs[at, remat3] = program
@@ -211,7 +211,7 @@ class Retrace:
     def program(self) -> Callable[..., Any]:
         """The flat function with the selection's policies."""
         primal, selection = self._primal, self.selection
-        closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
+        closed = with_checkpoints(primal, selection.at_sites)
         return self._with_policies(closed if selection.naming is None else selection.naming.closed)
 
     @kept
@@ -388,7 +388,7 @@ class Retrace:
         selection = self.selection
 
         def rewritten(closed: Any, calls: Calls) -> Callable[..., Any]:
-            closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
+            closed = with_checkpoints(self._primal, selection.at_sites, (closed, calls))
             evaluate = _jax.as_function(self._at_sites(self._values.again(selection, closed), Spans()))
             return evaluate if selection.whole is None else jax.checkpoint(evaluate, policy=selection.whole)
 

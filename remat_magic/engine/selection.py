@@ -12,12 +12,14 @@ from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
+from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.engine.vmaps import Vmap, parts_in
 from remat_magic.jaxprs.rewriting import NamedProgram
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, Plan, RematError
+from remat_magic.records.fit import by_hand
 from remat_magic.wording import one_line, text_of
 
 _PLACES = 12  # named at most where a place is not known
@@ -70,10 +72,11 @@ class Selector:
         vmaps: Mapping[str, Vmap],
         parts: Mapping[str, int],
         code_of_cut: Callable[[str | None], str],
+        parted: Callable[[str], list[PartedCall]],
     ) -> None:
         self._sites = {site.key: site for site in primal.table.sites}
         self._possible, self._vmaps = primal.possible, vmaps
-        self._code_of_cut = code_of_cut
+        self._code_of_cut, self._parted = code_of_cut, parted
         self._parts = {f"{key} in {count}": vmaps.get(key) for key, count in parts.items()}
         self._function = primal.name
         self._interned: dict[tuple[str | int, ...], Resolved] = {}
@@ -124,22 +127,30 @@ class Selector:
                 raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
             return self._at_sites(resolved, at, tuple(self._sites))
         as_written = resolved.policy is AS_WRITTEN and parts_in([at])  # which is in no parts
-        if at not in self._sites and (self._possible.where(at) is not None or as_written):
+        where = None if at in self._sites else self._possible.where(at)
+        if where is not None and where.parts and resolved.policy is not AS_WRITTEN:
+            option = None if resolved.policy is NO_CHECKPOINT else option_of(resolved)
+            codes = dict.fromkeys(call.code(option) for call in self._parted(at))
+            code = "\n".join(codes) if all(codes) else ""
+            return Selection(resolved.key, at, None, ((at, resolved.policy),), code, resolved.notes)
+        if where is not None or (at not in self._sites and as_written):
             return self._at_calls(resolved, at)
         self._check(at)
         return self._at_sites(resolved, at, (at,))
 
     def select_each(self, chosen: Mapping[str, Resolved]) -> Selection:
         """A policy for each of some sites; the others stay as written."""
-        whole, pairs, codes, notes = None, [], [], []
+        whole, pairs, codes, notes, unknown = None, [], [], [], False
         for key, resolved in chosen.items():
             selection = self.select(resolved, key)
             whole = selection.whole if selection.whole is not None else whole
             pairs += selection.at_sites
             codes += [selection.code] if selection.code else []
+            unknown |= by_hand(key) and not selection.code and resolved.policy is not AS_WRITTEN
             notes += selection.notes
         text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
-        together = ("\n" if any("\n" in code for code in codes) else "; ").join(codes)
+        lines = any("\n" in code or "jax.lax.map(" in code for code in codes)
+        together = "" if unknown else ("\n" if lines else "; ").join(codes)
         return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), together, tuple(notes))
 
     def _at_sites(self, resolved: Resolved, at: str, keys: tuple[str, ...]) -> Selection:
@@ -176,7 +187,8 @@ class Selector:
         places = [*self._sites, *self._possible.callees]
         if key in self._vmaps:
             raise RematError(f"{key} is a place in parts: write at='{key} in {self._vmaps[key].divisors[0]}'.")
-        close = difflib.get_close_matches(key, places, 1)
+        name, parts = re.fullmatch(r"(.*?)( in \d+)?", key).groups("")  # pyright: ignore[reportOptionalMemberAccess]
+        close = [f"{place}{parts}" for place in difflib.get_close_matches(name, places, 1)]
         if not places:
             raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
         listed = ", ".join(map(repr, ["function", *places[:_PLACES]])) + (", ..." if len(places) > _PLACES else "")

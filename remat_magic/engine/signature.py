@@ -349,6 +349,18 @@ class Signature(Inputs):
         leaves = [next(values) if leaf.is_array else leaf.value for leaf in self.leaves]
         return tree_unflatten(self._tree, leaves)
 
+    def resized(self, sizes: Mapping[str, int], axis: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the same types, but for the sizes of an axis of some leaves, and the static ones themselves."""
+        arrays = list[Any]()
+        for leaf in self.arrays:
+            aval, shape = leaf.value, [*leaf.value.shape]
+            if leaf.name in sizes:
+                shape[axis] = sizes[leaf.name]
+            weak = getattr(aval, "weak_type", False)
+            anew = jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=leaf.sharding)
+            arrays.append(aval if isinstance(aval, jax.ShapeDtypeStruct) and leaf.name not in sizes else anew)
+        return self.arguments(arrays)
+
     def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The array leaves of another call with arguments of the same types."""
         leaves, tree = tree_flatten(((*self._bound.args, *args), {**self._bound.kwargs, **kwargs}))

@@ -19,6 +19,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.engine.parts import unused
 from remat_magic.engine.sites import Identity, keys_of, name_of
 from remat_magic.jaxprs.provenance import Spans
 from remat_magic.jaxprs.walk import walk
@@ -59,7 +60,7 @@ class Vmap:
     def divisors(self) -> list[int]:
         """The numbers of parts that it can be in."""
         size = math.gcd(*(size for _, size in self.calls))
-        return [] if self.refused else [n for n in range(2, size + 1) if size % n == 0]
+        return [] if self.refused else divisors(size)
 
     @property
     def site(self) -> Site:
@@ -101,6 +102,11 @@ class Vmap:
             )
 
 
+def divisors(size: int) -> list[int]:
+    """The numbers of equal parts that so many examples can be in."""
+    return [n for n in range(2, size + 1) if size % n == 0]
+
+
 def middle(divisors: Sequence[int]) -> int:
     """Of some numbers of parts that about the square root of the most."""
     return min(divisors, key=lambda n: abs(math.log(n * n / divisors[-1])))
@@ -133,9 +139,7 @@ def _in_parts(text: str, name: str, axes: Any, size: int, option: str | None) ->
         return ""
     function, *texts = (ast.get_source_segment(text, part) or ast.unparse(part) for part in (mapped, *arguments))
     xs = [written for written, axis in zip(texts, each, strict=True) if axis is not None]
-    x = "x"
-    while any(re.search(rf"\b{x}\b", written) for written in (function, *texts)):
-        x += "_"
+    x = unused("x", (function, *texts))
     parts = iter([x] if len(xs) == 1 else [f"{x}[{number}]" for number in range(len(xs))])
     inner = ", ".join(written if axis is None else next(parts) for written, axis in zip(texts, each, strict=True))
     called = f"({function})" if isinstance(mapped, ast.Lambda) else function

@@ -15,7 +15,6 @@ from remat_magic import _jax, devices, units
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.microbatches import batches
 from remat_magic.engine.selection import policy_of_each
-from remat_magic.engine.vmaps import parts_in
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
@@ -37,6 +36,7 @@ _SPARED = 0.995  # of a capacity, by an estimate times what XLA says more of ano
 _FAR = 64  # times of the batch, and what is larger says nothing
 _ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
+_IN_PARTS = re.compile(r" in \d+$")
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
 
 
@@ -301,7 +301,7 @@ def what_of(facts: Facts, choice: Report | ComparisonRow) -> str:
         return _what(choice.policy, _place(facts, choice.at))
     by_policy: dict[tuple[str, str], list[str]] = {}
     for at, policy in policy_of_each(choice.at).items():
-        by_policy.setdefault((policy, at * bool(parts_in([at]))), []).append(_place(facts, at))
+        by_policy.setdefault((policy, at * bool(_IN_PARTS.search(at))), []).append(_place(facts, at))
     return ", ".join(_what(policy, " and ".join(places)) for (policy, _), places in by_policy.items())
 
 
@@ -311,7 +311,7 @@ def _what(policy: str, place: str) -> str:
         return f"the gradient in {microbatches_in(place)} microbatches{each}"
     if policy == "as_written":
         return "as written"
-    if parts_in([place]):
+    if _IN_PARTS.search(place):
         under = "a checkpoint" if policy == "nothing_saveable" else policy
         return f"{place} parts" + f", each under {under}" * (policy != "none")
     if policy == "none":

@@ -45,7 +45,7 @@ FEW = 12  # of them that promise most, which may be enough
 _INSIDE = 2  # places in checkpoints that are tried, too
 _FEWEST = 4  # calls that are worth grouping
 _LOOPS = 2  # of which several steps together are tried at once
-_LARGE = 0.1  # of all that is made: a vmap that makes less is not tried in parts
+_LARGE = 0.1  # of all that is made: a vmap or a call that makes less is not tried in parts
 _SURELY = 0.97  # of a capacity: what is to be held by a line through two peaks may be a little more
 _MOSTLY = 0.9  # of what a place makes
 _KNOWN = 2  # what has no checkpoint, and what is as written: these are always tried
@@ -240,6 +240,25 @@ class Search:
         if numbers:
             self._cuts.append((engine.batch_key, numbers, "none"))
             yield _Candidate("none", f"{engine.batch_key} in {chosen[-1]}")
+        for key in self._large_calls(inside):
+            self._cuts.append((key, engine.divisors, _NOTHING))
+            yield from (_Candidate(_NOTHING, at) for at in (key, f"{key} in {middle(engine.divisors)}"))
+
+    def _large_calls(self, inside: Mapping[str, Contents]) -> list[str]:
+        """Functions that are called once, can be in parts and make much, but not by what runs in them many times."""
+        large, numbers = list[str](), self._facts.engine.divisors
+        for key in sorted(inside.keys() - {"function"}, key=lambda key: -inside[key].nbytes):
+            own, operations = inside[key], inside[key].operations
+            again = (it.nbytes for it in inside.values() if it.runs > 1 and it.operations < operations)
+            within = any(operations <= inside[other].operations for other in large)
+            little = own.nbytes < _LARGE * inside["function"].nbytes or max(again, default=0) > own.nbytes / 2
+            if own.runs > 1 or little or within or not numbers:
+                continue
+            try:
+                large += [key] if self._facts.engine.parted(f"{key} in {middle(numbers)}") else []
+            except RematError as error:
+                self._leave_out(str(error).rstrip("."), f"{key} in parts")
+        return large[:_INSIDE]
 
     def _enough(self, numbers: Sequence[int]) -> int:
         """The fewest microbatches that are to fit, as what is held for one example falls with them, and no sum does."""
@@ -268,14 +287,19 @@ class Search:
                 if min(tried.values(), default=0) <= capacity:
                     continue
                 tried[1] = self._written.peak_high
+            elif (policy, key) in by_place:
+                tried[1] = by_place[policy, key]
             if len(tried) < 2:
                 continue
             (few, high), *_, (many, low) = sorted(tried.items())
             b = (high - low) / (1 / few - 1 / many)
             fitting = [n for n in numbers if low + b * (1 / n - 1 / many) <= _SURELY * capacity]
             yield from (_Candidate(policy, f"{key} in {n}") for n in fitting[:1] if n not in tried)
-            others = [at for _, at in sorted(by_place, key=by_place.__getitem__) if at in self._facts.engine.contents()]
-            if policy == "none" and others and not fitting:
+            inside = self._facts.engine.contents()
+            own = inside[key].operations if key in inside else set[int]()
+            others = [at for _, at in sorted(by_place, key=by_place.__getitem__) if at in inside]
+            others = [at for at in others if not own & inside[at].operations]
+            if (policy == "none" or own) and others and not fitting:
                 yield _mixed({f"{key} in {many}": policy, others[0]: _NOTHING})
 
     def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
@@ -512,7 +536,7 @@ class Search:
 
 def whole_function(at: str) -> str:
     """The place that is all calls of the function of which a place is some, or some at once."""
-    return re.sub(r"(\[[-\d:]*\])?(/\d+)?$", "", at)
+    return re.sub(r"(\[[-\d:]*\])?(/\d+|(?<!\)) in \d+)?$", "", at)
 
 
 def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bool:

@@ -24,9 +24,8 @@ def microbatches_in(at: str) -> int:
 
 
 def by_hand(at: str) -> bool:
-    """Whether no edit writes a place, or one of several: microbatches, some calls of a function, several together."""
-    some = re.search(r"(?:^|, )[^=]*?(?:\[[-\d:]*:[-\d:]*\]|/\d+)(?:=|$)", at)
-    return some is not None or microbatches_in(at) > 1
+    """Whether no edit writes a place, or one of several: what is in parts but a vmap, some calls, several together."""
+    return re.search(r"(?:^|, )(?!vmap\()[^=]*?(?:\[[-\d:]*:[-\d:]*\]|/\d+| in \d+)(?:=|$)", at) is not None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -99,7 +98,7 @@ class FitChoice(Displayed):
 
     @property
     def by_hand(self) -> bool:
-        """Whether no edit writes it, and ``code`` is to be written by hand: of microbatches, and of some calls."""
+        """Whether no edit writes it, and ``code`` is to be written by hand: of what is in parts, and of some calls."""
         return by_hand(self.at)
 
     @property
