@@ -199,45 +199,6 @@ def test_lines_that_call_modules_of_linen_are_put_into_no_checkpoint():
         assert ("cheap-to-recompute" in kinds(trace)) == (not called)
 
 
-# ---------------------------------------------------------------------------------------- wide sums of narrow gradients
-
-
-def loss(params, x):
-    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0] @ params["head"]) ** 2
-
-
-def by_scan(params, xs, kind):
-    def part(sums, x):
-        value, gradients = jax.value_and_grad(loss)(params, x)
-        return jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradients), value
-
-    sums, _ = lax.scan(part, jax.tree.map(lambda p: jnp.zeros(p.shape, kind), params), xs)
-    return jax.tree.map(lambda p, g: (p - 0.1 * g).astype(p.dtype), params, sums)
-
-
-def by_loop(params, xs, kind):
-    def part(i, sums):
-        return jax.tree.map(lambda s, g: s + g, sums, jax.grad(loss)(params, xs[i]))
-
-    sums = lax.fori_loop(0, 4, part, jax.tree.map(lambda p: jnp.zeros(p.shape, kind), params))
-    return jax.tree.map(lambda p, g: (p - 0.1 * g).astype(p.dtype), params, sums)
-
-
-@pytest.mark.parametrize(
-    ("params", "sums", "told"), [(BF16, "float32", True), (BF16, BF16, False), ("float32", "float32", False)]
-)
-@pytest.mark.parametrize("step", [by_scan, by_loop])
-def test_a_wide_sum_of_narrow_gradients_is_named(step, params, sums, told):
-    shapes = {"layers": jax.ShapeDtypeStruct((4, 64, 64), params), "head": jax.ShapeDtypeStruct((64, 64), params)}
-    xs = jax.ShapeDtypeStruct((4, 16, 64), params)
-    trace = rm.trace(jax.jit(lambda p, xs: step(p, xs, sums), donate_argnums=0), shapes, xs)
-    found = kinds(trace).get("wide-accumulator")
-    assert (found is not None) == told
-    if told:
-        assert found.stake == found.figure == 5 * 64 * 64 * 4 // 2
-        assert "of 4 parts" in found.sentence
-
-
 # ---------------------------------------------------------------------------------------- arguments that are given back
 
 STACK, X = f32(8, 256, 256), f32(16, 256)

@@ -20,7 +20,7 @@ from remat_magic.advice.parts import lines_of_part, under_checkpoint
 from remat_magic.engine.engine import Engine, with_cast
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.buffers import DeviceMemory
-from remat_magic.facts.causes import Widened, accumulators, given_back, widened
+from remat_magic.facts.causes import Widened, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.walk import Maker, makers, walk
 from remat_magic.planning.fit import what_of
@@ -488,23 +488,6 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_MOST])} and {more} more" if more > 0 else ", ".join(names)
 
 
-def accumulated(case: Case) -> Iterator[Advice]:
-    """Wide sums of narrow gradients."""
-    for found in accumulators(case.facts.engine):
-        if found.nbytes < _PART * (case.report.peak_bytes or 0):
-            continue
-        parts = "" if found.times is None else f" of {found.times} parts"
-        yield Advice(
-            "wide-accumulator",
-            f"The loop{at_line(found.source)} adds up the {found.narrow} gradients{parts} in f32: "
-            f"{units.nbytes(found.nbytes)} are held beside them.",
-            f"Over few parts add them up in {found.narrow}: that is half. Over a hundred it errs by about 1%.",
-            found.nbytes // 2,
-            "bytes",
-            found.source,
-        )
-
-
 def argument_given_back(case: Case) -> Iterator[Advice]:
     """Large results that are arguments."""
     step = case.facts.engine.step
@@ -597,7 +580,6 @@ OF_GRADIENT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     cheap_to_recompute,
     softmax_of_logits,
     too_wide,
-    accumulated,
 )
-QUICK = frozenset((stale, unknown_name, saved_in_vain, changes_nothing, argument_given_back, too_wide, accumulated))
+QUICK = frozenset((stale, unknown_name, saved_in_vain, changes_nothing, argument_given_back, too_wide))
 """Those that trace no other choices, but for the program without a checkpoint."""

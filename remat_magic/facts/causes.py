@@ -8,11 +8,10 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.gradients import half_of
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.residuals import locate, saved_values
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.walk import Scope, makers, walk
+from remat_magic.jaxprs.walk import Scope, makers
 from remat_magic.records import SourceSpan
 
 _NARROW, _WIDE = ("bf16", "f16"), "f32"
@@ -159,41 +158,3 @@ def _are_arguments(scope: Scope, atoms: Iterable[Any]) -> bool:
             if not _are_arguments(maker.scope, maker.eqn.invars[:1]):
                 return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulator:
-    """Wide sums of narrow gradients that a loop carries."""
-
-    nbytes: int
-    narrow: str
-    times: int | None
-    source: SourceSpan | None
-
-
-def accumulators(engine: Engine) -> Iterator[Accumulator]:
-    """Those of the training step, a loop each."""
-    step = engine.step
-    for scope, eqn in walk(step.closed, once=True) if step is not None else ():
-        for inner in scope.inner(eqn):
-            body = inner.body
-            if body is None or not body.carries or not any(half_of(each) for _, each in walk(inner, once=True)):
-                continue
-            sums = [
-                (kind, inner.jaxpr.outvars[out])
-                for out, carried in body.carries
-                for kind in _added(inner, inner.jaxpr.outvars[out], inner.jaxpr.invars[carried])
-            ]
-            if sums and step is not None:
-                nbytes = sum(_jax.nbytes(var.aval) for _, var in sums)
-                yield Accumulator(nbytes, sums[0][0], body.times, locate(step.given.provenances, scope, eqn).source)
-
-
-def _added(scope: Scope, total: Any, carried: Any) -> Iterator[str]:
-    """The type of what is cast and added to a wide value that a loop carries, if anything is."""
-    eqn = None if _jax.is_literal(total) or not _is(total.aval, _WIDE) else scope.makers.get(total, (None, 0))[0]
-    if eqn is not None and _jax.is_addition(eqn) and carried in eqn.invars:
-        for atom in eqn.invars:
-            cast = None if atom is carried or _jax.is_literal(atom) else scope.makers.get(atom, (None, 0))[0]
-            if cast is not None and len(cast.invars) == 1 and _is(cast.invars[0].aval, *_NARROW):
-                yield _jax.short_dtype(cast.invars[0].aval)
