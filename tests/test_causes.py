@@ -204,6 +204,10 @@ def test_lines_that_call_modules_of_linen_are_put_into_no_checkpoint():
 STACK, X = f32(8, 256, 256), f32(16, 256)
 
 
+def loss(params, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0] @ params["head"]) ** 2
+
+
 def net(ws, x):
     return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, None), x, ws)[0] ** 2)
 
