@@ -59,10 +59,7 @@ function dressHeads(table, onSort) {
 function sortKey(row, column) {
   const cell = row.cells[column];
   if (cell?.classList.contains("remat-share")) return value(row);
-  if (!cell?.classList.contains("remat-num")) return cell?.textContent?.trim() ?? "";
-  if (column === 0) return value(row);
-  const parsed = Number((cell.textContent ?? "").replace(/,/g, ""));
-  return Number.isNaN(parsed) ? null : parsed;
+  return cell?.classList.contains("remat-num") ? value(row) : (cell?.textContent?.trim() ?? "");
 }
 
 /** @param {HTMLTableRowElement[]} rows @param {number} column @param {boolean} descending */
@@ -152,7 +149,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   const words = { columns: heads.length, noun, unit, again };
   const changed = find || line || state.sort || other !== undefined;
   if (state.group) body.append(...grouped(rows, state, words));
-  else if (changed || !table.classList.contains("remat-shares")) body.append(...rows);
+  else if (changed) body.append(...rows);
   else body.append(...firstScreen(rows, state, words));
   const shown = own.filter((row) => !row.hidden || row.dataset.later);
   const nothing = find ? `No row has “${state.find.trim()}”.` : line ? "No row is of that line." : "";

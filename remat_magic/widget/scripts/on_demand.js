@@ -3,9 +3,7 @@
 import { element, keyOf } from "./shared.js";
 
 /** The name of the chosen device; empty for this machine. @param {Widget} widget @returns {string} */
-export function deviceOf(widget) {
-  return widget.one('[data-control="device"]')?.value ?? "";
-}
+export const deviceOf = (widget) => widget.one('[data-control="device"]').value;
 
 /**
  * What shows one policy's HTML, as on the chosen device, which is requested when its tab is opened.

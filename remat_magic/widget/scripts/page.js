@@ -40,19 +40,15 @@ export function placing(part) {
       const focused = target.contains(document.activeElement) ? document.activeElement?.closest("tr") : null;
       target.innerHTML = view.parts[name];
       placed.set(name, view.parts[name]);
-      if (focused?.dataset.k !== undefined) focusRow(target, focused.dataset.k);
+      if (focused?.dataset.k === undefined) continue;
+      // The keyboard goes on from the same row.
+      const row = [...target.querySelectorAll("tr")].find(({ dataset }) => dataset.k === focused.dataset.k);
+      if (row) row.tabIndex = 0;
+      row?.focus({ preventScroll: true });
     }
   }
 
   return { place, show };
-}
-
-/** Lets the keyboard go on from the same row. @param {HTMLElement} target @param {string} key */
-function focusRow(target, key) {
-  const row = [...target.querySelectorAll("tr")].find(({ dataset }) => dataset.k === key);
-  if (!row) return;
-  row.tabIndex = 0;
-  row.focus({ preventScroll: true });
 }
 
 // The static output that is saved with the notebook, and that the widget replaces while there is a kernel.

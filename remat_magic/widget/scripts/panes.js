@@ -84,16 +84,12 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     frame = requestAnimationFrame(() => (frame = requestAnimationFrame(step)));
   }
 
-  // Folding.
-
   /** @param {HTMLElement} button @param {boolean} [open] */
   function twist(button, open = button.getAttribute("aria-expanded") !== "true") {
     button.setAttribute("aria-expanded", String(open));
     const inside = /** @type {HTMLElement | null} */ (button.nextElementSibling);
     if (inside) inside.hidden = !open;
   }
-
-  // Moving.
 
   /** @param {HTMLElement} line @param {string} [name] the variable to mark; else the one that the line defines */
   function goTo(line, name) {

@@ -53,9 +53,7 @@ export function pinning(widget) {
   return {
     contrast,
     pin,
-    get view() {
-      return view();
-    },
+    view,
     /** A view has come that nobody chose. @param {string} key */
     peeked(key) {
       if (pinned && key === keyOf(pinned.policy, pinned.at)) contrast();

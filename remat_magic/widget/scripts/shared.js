@@ -59,7 +59,7 @@
  * @property {string} tab the one that is open
  * @property {Record<string, Panel>} panels by their tabs, and the lists of policies and places
  * @property {{picked: string, chosen: string, pick: (line: string, row?: string) => void, point: (target: Element) => void, mark: () => void}} linking
- * @property {{view: View | undefined, contrast: () => void, pin: (choice: Choice | null) => void,
+ * @property {{view: () => View | undefined, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
  * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
  *   device that is chosen; undefined until the kernel has sent them

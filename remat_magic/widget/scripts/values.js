@@ -26,7 +26,7 @@ export function panel(widget, key) {
 
   function again() {
     const { shown, pinning, linking } = widget;
-    const pinned = pinning.view;
+    const pinned = pinning.view();
     const line = linking.chosen ? "" : linking.picked;
     const focused = document.activeElement;
     for (const { part, words, state } of tables) {
