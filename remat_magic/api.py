@@ -609,14 +609,14 @@ class Trace:
             RematError: no budget or two, or it is no size, or less is never needed at this place; no such site, device
                 or option; no backward half; no plan for a peak that was compiled keeps to it, with what each needs.
         """
-        from remat_magic.measuring.measure import asking
+        from remat_magic.measuring.measure import compiler_of
         from remat_magic.planning.plan import plan
         from remat_magic.planning.search import Request
 
         facts = self.facts.under("none", at).facts if isinstance(at, str) else self.facts
         budgets = (of, budget), ("saved", saved), ("peak", peak)
         request = Request.asked(facts, at, budgets, cost, device, offload, gap)
-        ask = asking(facts, device) if compile and request.of == "peak" else None
+        ask = compiler_of(facts, device) if compile and request.of == "peak" else None
         return plan(facts, request, at, ask)
 
     def what_if(

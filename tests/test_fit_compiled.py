@@ -155,9 +155,9 @@ def test_whoever_stops_looking_ends_the_compiler(pretend):
 
 
 def words(factors, tell):
-    """What `measuring.asking` gives: the estimate times a factor, which is of a program or of what is told of it."""
+    """What `measuring.compiler_of` gives: the estimate times a factor, which is of a program or of what is told of it."""
 
-    def asking(facts, device):
+    def compiler_of(facts, device):
         def ask(policy, at):
             figures = facts.under(policy, at).report(rm.devices.get(device))
             tell(figures.peak_bytes)
@@ -168,7 +168,7 @@ def words(factors, tell):
 
         return ask
 
-    return asking
+    return compiler_of
 
 
 def test_a_plan_is_compiled_before_it_is_offered(monkeypatch):
@@ -180,7 +180,7 @@ def test_a_plan_is_compiled_before_it_is_offered(monkeypatch):
 
     asked = []
     more = lambda policy, at: 1.0 if policy == "none" else 1.2  # noqa: E731
-    monkeypatch.setattr(measure, "asking", words(more, asked.append))
+    monkeypatch.setattr(measure, "compiler_of", words(more, asked.append))
     plan = trace.plan(peak="85%", device=V5E)  # the first needs more than that, and the next is for less
     assert asked[0] == none
     assert 1 < len(asked) - 1 <= 4
@@ -188,14 +188,16 @@ def test_a_plan_is_compiled_before_it_is_offered(monkeypatch):
     assert plan.status.startswith(f"Compiled it needs {units.nbytes(round(1.2 * plan.peak_bytes))}, ")
     assert asked[-1] == plan.peak_bytes == trace.report(plan, device=V5E).peak_bytes
 
-    monkeypatch.setattr(measure, "asking", words(lambda policy, at: 1.0 if policy == "none" else 9.0, asked.append))
+    monkeypatch.setattr(
+        measure, "compiler_of", words(lambda policy, at: 1.0 if policy == "none" else 9.0, asked.append)
+    )
     with pytest.raises(rm.RematError, match="No plan that was compiled keeps loss within") as error:
         trace.plan(peak="85%", device=V5E)
     assert 2 <= str(error.value).count(" at ") <= 4  # what was tried
 
-    monkeypatch.setattr(measure, "asking", words(lambda policy, at: 0.5, asked.append))
+    monkeypatch.setattr(measure, "compiler_of", words(lambda policy, at: 0.5, asked.append))
     assert trace.plan(peak=none - 1, device=V5E).policy == "none"  # which nobody needs to change
-    monkeypatch.setattr(measure, "asking", words(lambda policy, at: "it calls back.", asked.append))
+    monkeypatch.setattr(measure, "compiler_of", words(lambda policy, at: "it calls back.", asked.append))
     plan = trace.plan(peak="85%", device=V5E)
     assert (plan.names, plan.status[:43]) == (
         alone.names,

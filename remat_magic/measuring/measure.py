@@ -242,8 +242,8 @@ def measure(
     return _measure_here(choice, arrays, request, stop)
 
 
-def asking(facts: Facts, device: str | Device | None) -> Callable[[Any, str], Measurement] | None:
-    """What asks the compiler of a device, None for where JAX runs, about a policy at a place; None where none can tell.
+def compiler_of(facts: Facts, device: str | Device | None) -> Callable[[Any, str], Measurement] | None:
+    """What compiles a policy at a place for a device, None for where JAX runs; None where no compiler can tell.
 
     XLA for CPUs follows a policy on the newest JAX, and in scans. On anything else JAX is not made to look for devices.
     """
