@@ -155,7 +155,7 @@ def test_whoever_stops_looking_ends_the_compiler(pretend):
 
 
 def words(factors, tell):
-    """What `measuring.compiler_of` gives: the estimate times a factor, which is of a program or of what is told of it."""
+    """What `measuring.compiler_of` gives: the estimate times a factor, of a program or of what is said of it."""
 
     def compiler_of(facts, device):
         def ask(policy, at):
