@@ -101,7 +101,7 @@ def test_rows_are_grouped_and_folded(widget: Widget, reports: dict[str, Any]) ->
     button = sines.get_by_role("button")
     focus(button)
     widget.notebook.page.keyboard.press("Enter")
-    again = widget.part("residuals").locator(".remat-grouprow button[data-label=sin]")
+    again = widget.part("residuals").locator(".remat-grouprow").get_by_role("button", name="sin", exact=True)
     expect(again).to_have_attribute("aria-expanded", "false")
     expect(again).to_be_focused()
     assert rows(widget).count() < before

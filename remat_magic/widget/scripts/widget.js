@@ -81,9 +81,10 @@ function draw({ model, el }, makers) {
   widget.pinning = pinning(widget);
   const names = checkpointNames(widget);
   const copied = staticCopy(el, model.get("_twin"));
+  widget.panels.first = firstScreen(widget); // before those that may ask a kernel that is gone
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  const lists = { policy: choiceList(widget, "policy"), at: choiceList(widget, "at") };
-  const panels = Object.values(Object.assign(widget.panels, { ...lists, first: firstScreen(widget), folding: folding(widget) }));
+  Object.assign(widget.panels, { policy: choiceList(widget, "policy"), at: choiceList(widget, "at"), folding: folding(widget) });
+  const panels = Object.values(widget.panels);
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,
