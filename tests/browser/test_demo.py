@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.inspected import Widget
 from tests.browser.lab import NotebookPage, Server
-from tests.make_demo import DEMO, lacks
+from tests.make_demo import DEMO
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def shows_a_widget(source: str) -> bool:
     """Whether a demo cell is one that ends in a widget."""
     line = next((line for line in source.splitlines() if re.match(r"%%?remat\b", line)), None)
-    return line is not None and "--text" not in line and not lacks(source)
+    return line is not None and "--text" not in line
 
 
 # How far the demo is run, and at least how many widgets it has until there.
