@@ -305,7 +305,7 @@ def run(fun, *args):
     schedule = Schedule(on=DeviceMemory(fuses=True))
     jaxpr = jax.make_jaxpr(fun)(*args)
     given = [schedule.permanent(var.aval, LiveBuffer(0, var.aval)) for var in jaxpr.jaxpr.invars]
-    schedule.kept = {*schedule.run(StraightLines(), jaxpr, given, "forward")}
+    schedule.outputs = {*schedule.run(StraightLines(), jaxpr, given, "forward")}
     return schedule
 
 

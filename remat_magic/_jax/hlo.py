@@ -346,7 +346,7 @@ def trips(loop: Instruction) -> int | None:
 
 # --------------------------------------------------------------------------------------------------- what XLA counts
 
-_EFFECT = "what XLA counts of a program is not told"
+_EFFECT = "what XLA counts of a program is not known"
 _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", _EFFECT)
 _hlo_module = courtesy("jaxlib._hlo.HloModule", _EFFECT)
 
@@ -390,9 +390,9 @@ def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
         return XlaCounts(None, None, None if modules is None else {})
     counts, communicated = [_counted(module) for module in modules], xla_communicated(modules)
     by_kind = dict[str, tuple[int, int]]()
-    for told, times in (communicated or {}).items():
-        runs, nbytes_so_far = by_kind.get(told.kind, (0, 0))
-        by_kind[told.kind] = runs + times, nbytes_so_far + times * told.nbytes
+    for collective, times in (communicated or {}).items():
+        runs, nbytes_so_far = by_kind.get(collective.kind, (0, 0))
+        by_kind[collective.kind] = runs + times, nbytes_so_far + times * collective.nbytes
     flops, bytes_accessed = (_sum(of_module[which] for of_module in counts) for which in (0, 1))
     return XlaCounts(flops, bytes_accessed, None if communicated is None else by_kind)
 

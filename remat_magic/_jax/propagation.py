@@ -75,14 +75,14 @@ def propagated(
     with contextlib.suppress(Exception):  # whatever another JAX or XLA may not have
         executable: Any = compiled.runtime_executable()
         communicated = xla_communicated(modules_of(executable.hlo_modules()))
-    return watch.told, communicated
+    return watch.shardings, communicated
 
 
 class _Watch:
     """Evaluates jaxprs, and takes down how each value on the way is spread."""
 
     def __init__(self, meshes: Sequence[Any]) -> None:
-        self.told: dict[Any, NamedSharding] = {}
+        self.shardings: dict[Any, NamedSharding] = {}
         self._meshes = meshes
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
@@ -130,9 +130,9 @@ class _Watch:
 
     def _take(self, var: Any, sharding: Any) -> None:
         if isinstance(sharding, NamedSharding):
-            before = self.told.get(var)
+            before = self.shardings.get(var)
             if before is None or _held(sharding, var) > _held(before, var):
-                self.told[var] = sharding
+                self.shardings[var] = sharding
 
 
 def _divides(sharding: Any, aval: Any) -> bool:

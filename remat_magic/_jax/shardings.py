@@ -39,9 +39,9 @@ def _spread(sharding: Any, automatic: bool = False) -> tuple[_Axes, ...]:
     Axes are explicit, and with ``automatic`` also those that XLA decides about.
     """
     mesh = sharding.mesh
-    told = {AxisType.Explicit, AxisType.Auto} if automatic else {AxisType.Explicit}
+    explicit = {AxisType.Explicit, AxisType.Auto} if automatic else {AxisType.Explicit}
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    axes = tuple(tuple(name for name in _named(entry) if types[name] in told) for entry in sharding.spec)
+    axes = tuple(tuple(name for name in _named(entry) if types[name] in explicit) for entry in sharding.spec)
     return axes if any(axes) else ()
 
 
@@ -121,22 +121,22 @@ def mesh_in_force() -> dict[str, int]:
 
 def placed(jaxpr: Any) -> set[Any]:
     """The inputs of a jaxpr of which a jitted function's specs, a constraint or a ``shard_map`` say how they are."""
-    body, told = open_jaxpr(jaxpr), set[Any]()
+    body, explicit = open_jaxpr(jaxpr), set[Any]()
     for eqn in body.eqns:
         if eqn.primitive.name == "sharding_constraint":
-            told.update(atom for atom in eqn.invars if not is_literal(atom))
+            explicit.update(atom for atom in eqn.invars if not is_literal(atom))
         elif is_jit(eqn):
             inner = eqn.params["jaxpr"]
             inside = placed(inner)
             rows = zip(eqn.invars, eqn.params["in_shardings"], open_jaxpr(inner).invars, strict=True)
-            told.update(
+            explicit.update(
                 atom
                 for atom, asked, var in rows
                 if not is_literal(atom) and (isinstance(asked, NamedSharding) or var in inside)
             )
         elif is_shard_map(eqn):
-            told.update(atom for atom in eqn.invars if not is_literal(atom))
-    return told.intersection(body.invars)
+            explicit.update(atom for atom in eqn.invars if not is_literal(atom))
+    return explicit.intersection(body.invars)
 
 
 def called_whole(closed: Any) -> tuple[Any, list[Any], list[Any]] | None:
@@ -165,7 +165,7 @@ def mesh_devices(aval: Any) -> int:
     sharding = getattr(aval, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return 1
-    return _told_devices(sharding.mesh)
+    return _explicit_devices(sharding.mesh)
 
 
 def untold_axes(eqn: Any) -> set[str]:
@@ -202,7 +202,7 @@ def mapped_devices(eqn: Any) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _told_devices(mesh: Any) -> int:
+def _explicit_devices(mesh: Any) -> int:
     axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return math.prod(mesh.shape[axis] for axis, kind in axes if kind != AxisType.Auto)
 
@@ -236,7 +236,7 @@ class _UnevenType(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _told(mesh: Any) -> AbstractMesh:
+def _explicit(mesh: Any) -> AbstractMesh:
     """The same mesh, in which types tell of every axis."""
     sizes, names = tuple(mesh.shape.values()), tuple(mesh.axis_names)
     return AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
@@ -246,9 +246,9 @@ def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
     """The type of a value of which a spec says how it is spread over a mesh, on top of what its own type says."""
     entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
     merged = [(*(axis for axis in _along(aval, dim)), *_named(entry)) for dim, entry in enumerate(entries)]
-    told = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
-    sharding = NamedSharding(_told(mesh), told)
-    if is_even(aval.shape, mesh, told):
+    explicit = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
+    sharding = NamedSharding(_explicit(mesh), explicit)
+    if is_even(aval.shape, mesh, explicit):
         return _typed(aval, aval.shape, sharding)
     return _UnevenType(aval.shape, aval.dtype, sharding, getattr(aval, "memory_space", None))
 

@@ -122,18 +122,18 @@ def _in_parts(
     """What is called with the arguments, and gives the results and which axes of them are mapped."""
 
     def whole(*values: Any) -> tuple[list[Any], Any]:
-        pairs, told = [*zip(values, in_axes, strict=True)], list[Any]()
+        pairs, axes_of_results = [*zip(values, in_axes, strict=True)], list[Any]()
 
         def part(mapped: Sequence[Any]) -> list[Any]:
             given = iter(mapped)
             full = [value if axis is None else next(given) for value, axis in pairs]
             results, inferred = part_of(size // parts, in_axes).call_wrapped(*full)
-            told[:] = inferred, out_axes() if callable(out_axes) else out_axes
+            axes_of_results[:] = inferred, out_axes() if callable(out_axes) else out_axes
             return list(results)
 
         part.__name__ = part.__qualname__ = name.replace(" ", NO_BREAK)
         mapped = [cut(value, axis % jnp.ndim(value), parts) for value, axis in pairs if axis is not None]
-        results, (inferred, axes) = jax.lax.map(jax.checkpoint(part), mapped), told
+        results, (inferred, axes) = jax.lax.map(jax.checkpoint(part), mapped), axes_of_results
         if not all(axis is None or type(axis) is int for axis in axes):
             raise RematError(f"{name}: its out_axes are no numbers, which is not done in parts.")
         pairs = zip(results, axes, strict=True)

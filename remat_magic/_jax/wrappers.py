@@ -92,12 +92,12 @@ def is_jitted_plainly(fun: Any) -> bool:
 def asks_shardings(fun: Any) -> bool:
     """Whether what ``jax.jit`` returned was told how arguments or results are spread (jax 0.10 to 0.12)."""
 
-    def told(jitted: Any) -> list[Any]:
+    def shardings_of(jitted: Any) -> list[Any]:
         info = getattr(jitted, "_jit_info", None)
         return [*getattr(info, "in_shardings_leaves", ()), *getattr(info, "out_shardings_leaves", ())]
 
-    nothing = tuple(map(type, told(_jitted())))
-    return any(not isinstance(sharding, nothing) for sharding in told(fun))
+    nothing = tuple(map(type, shardings_of(_jitted())))
+    return any(not isinstance(sharding, nothing) for sharding in shardings_of(fun))
 
 
 class _Codes(NamedTuple):

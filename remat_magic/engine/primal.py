@@ -281,13 +281,13 @@ class Primal:
     @property
     def devices(self) -> int:
         """How many devices share the work as far as types, each ``shard_map`` and XLA tell; 1 without a mesh."""
-        return max(self._told_devices, self.automatic_devices if self.answer.spread is not None else 1)
+        return max(self._explicit_devices, self.automatic_devices if self.answer.spread is not None else 1)
 
     @property
     def mesh_devices(self) -> int:
         """How many devices its mesh has, as far as the program and what is set around it tell; 1 without one."""
         of_arguments = map(_jax.devices_of, self.shardings)
-        return max(self._told_devices, self.automatic_devices, math.prod(self.mesh.values()), *of_arguments)
+        return max(self._explicit_devices, self.automatic_devices, math.prod(self.mesh.values()), *of_arguments)
 
     @functools.cached_property
     def unplaced(self) -> tuple[str, ...]:
@@ -303,7 +303,7 @@ class Primal:
         )
 
     @functools.cached_property
-    def _told_devices(self) -> int:
+    def _explicit_devices(self) -> int:
         atoms = (var for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)
         spread = max((_jax.mesh_devices(var.aval) for var in (*_jax.open_jaxpr(self.closed).invars, *atoms)), default=1)
         mapped = (_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)) if self.maps_devices else ()

@@ -222,7 +222,7 @@ class Buffers:
     """Numbered buffers.
 
     Attributes:
-        kept: those that are not freed after their last reader.
+        outputs: those that are not freed after their last reader.
         saved: those of residuals.
         gradients: those of gradients that something reads later on.
         donated: those of arguments that may be written over; where results are reserved, these lie in them.
@@ -242,7 +242,7 @@ class Buffers:
     def __init__(self, type_of: TypeOf = own_type, on: DeviceMemory = PLAIN) -> None:
         self.type_of = type_of
         self.on = on
-        self.kept: set[int] = set()
+        self.outputs: set[int] = set()
         self.saved: set[int] = set()
         self.gradients: set[int] = set()
         self.donated: set[int] = set()
@@ -305,12 +305,12 @@ class Buffers:
     @property
     def lasting(self) -> set[int]:
         """Those that are held to the end."""
-        return self.kept | self.throughout
+        return self.outputs | self.throughout
 
     @property
     def results(self) -> set[int]:
         """Those of what is given back, with memory of their own."""
-        return self.kept - self.throughout - {NOTHING}
+        return self.outputs - self.throughout - {NOTHING}
 
     @property
     def reserved(self) -> set[int]:
@@ -457,7 +457,7 @@ def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterabl
             bytes=buffers.sizes[number],
             residual=number in saved,
             gradient=number in buffers.gradients,
-            output=number in buffers.kept,
+            output=number in buffers.outputs,
         )
         for number, content in contents.items()
     ]
@@ -605,7 +605,7 @@ def scheduled(
     ``around`` has for the identity of an equation with bodies the lines that it is from, and its operation.
     """
     on = buffers.on
-    read = {number for step in steps for number in step.reads} | buffers.kept
+    read = {number for step in steps for number in step.reads} | buffers.outputs
     for step in steps:
         if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
             for number in step.makes:
@@ -618,9 +618,9 @@ def scheduled(
     if on.uses_bfloat16:
         _convert_to_bfloat16(steps, buffers, around)
     buffers.lay_out_results(steps)
-    order = brought_forward(put_off(steps, buffers.kept | buffers.gradients), buffers)
+    order = brought_forward(put_off(steps, buffers.outputs | buffers.gradients), buffers)
     if on.reserves:
-        for number in aliased(buffers.results, buffers.donated - buffers.kept, buffers.sizes):
+        for number in aliased(buffers.results, buffers.donated - buffers.outputs, buffers.sizes):
             buffers.discard(number)
     return order
 

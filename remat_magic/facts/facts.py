@@ -195,9 +195,9 @@ class Variant:
 
     def _as_selected(self, other: Variant, report: Report) -> Report:
         """Its report, given that of another one which makes the same program."""
-        own, told = self._blank, len(other._blank.notes)
+        own, written = self._blank, len(other._blank.notes)
         same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
-        return replace(report, **same, notes=(*own.notes, *report.notes[told:]))
+        return replace(report, **same, notes=(*own.notes, *report.notes[written:]))
 
     @kept
     def saved_bytes(self) -> int:

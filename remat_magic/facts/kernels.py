@@ -1,7 +1,7 @@
 """The kernels that a jaxpr comes to once XLA has fused it, and what each does: the ground of estimated times.
 
 Run one by one, as JAX writes them, the equations of a transformer would move several times the bytes that the compiled
-program moves. What is reckoned with here is the fusion that XLA's backends have in common:
+program moves. What is assumed here is the fusion that XLA's backends have in common:
 
 * Elementwise operations, conversions, selections, slices, transposes and the like form one kernel with those that they
   read, and a reduction ends one: it takes what it reduces from registers and writes its result.

@@ -82,14 +82,14 @@ class Schedule(Buffers):
         Each has memory of its own: arguments are copied, and what is given back twice is.
         """
         last = self.steps[-1].where if self.steps else ("forward", 0)
-        self.kept = {NOTHING}
+        self.outputs = {NOTHING}
         for number, aval in zip(results, avals, strict=True):
             own = number
-            if number in self.kept or number in self.throughout:
+            if number in self.outputs or number in self.throughout:
                 own = self.buffer(aval, LiveBuffer(0, aval, copy_of=self.content(number) or LiveBuffer(0)))
                 self.steps.append(ScheduledStep(last, (number,), (own,)))
                 self.copies.add(own)
-            self.kept.add(own)
+            self.outputs.add(own)
 
     def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
         """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
@@ -220,7 +220,7 @@ class Schedule(Buffers):
             carries = len(_jax.carried_operands(eqn))
             outputs, stacked = outputs[:carries], outputs[carries:]
             schedule.written_outside({*stacked} - {*outputs, *sliced})
-        schedule.kept = {*outputs}
+        schedule.outputs = {*outputs}
         return schedule
 
     def written_outside(self, buffers: set[int]) -> None:
@@ -245,7 +245,7 @@ class Schedule(Buffers):
         What is held comes with its first moment and the one that holds it no more. What a result is written over is
         left out, so that the bytes of what is held add up to the moment's.
         """
-        swept, steps = list(self._live_bytes()), self._ordered()
+        over_steps, steps = list(self._live_bytes()), self._ordered()
         live = live_ranges(steps, self)
         held = [(*live[number], value) for number, value in zip(live, described(steps, self, live), strict=True)]
         inside: dict[int, list[LiveBuffer]] = {}  # by the identity of the equation: calls of one body share theirs
@@ -254,8 +254,8 @@ class Schedule(Buffers):
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.live_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
-        moments = tuple(step_bytes.moment for step_bytes in swept)
-        return moments, tuple(step_bytes.step.eqn for step_bytes in swept), held
+        moments = tuple(step_bytes.moment for step_bytes in over_steps)
+        return moments, tuple(step_bytes.step.eqn for step_bytes in over_steps), held
 
     def highest(self, before_update: bool = False) -> tuple[int, int]:
         """The most bytes that are held at once, or before the update, and the position of the first step with them."""
@@ -269,7 +269,7 @@ class Schedule(Buffers):
         return most, totals.index(most)
 
     def phase(self, at: int) -> Phase:
-        """The phase of the step at a position of the sweep."""
+        """The phase of the step at a position of the schedule."""
         return self._ordered()[at].where[0]
 
     def _live_bytes(self) -> Iterator[StepBytes]:
@@ -282,7 +282,7 @@ class Schedule(Buffers):
         return self._scheduled
 
     def live_at(self, at: int, besides: Collection[int] = ()) -> list[LiveBuffer]:
-        """What is held during the step at a position of the sweep, some buffers left out."""
+        """What is held during the step at a position of the schedule, some buffers left out."""
         steps = self._ordered()
         live = live_ranges(steps, self).items()
         alive = [number for number, (first, end) in live if first <= at < end and number not in besides]
@@ -296,7 +296,7 @@ class Schedule(Buffers):
             return [LiveBuffer(self._needs(lines, operation)[2], eqn=eqn)]
         body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
         schedule = self._inside(lines, eqn, body)
-        held = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
+        held = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.outputs)
         _, _, needed = self._needs(lines, operation)
         return held if sum(value.bytes for value in held) == needed else [LiveBuffer(needed, eqn=eqn)]
 
@@ -393,7 +393,7 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
     )
     results = schedule.run(lines, step.closed, arguments, "forward")
     schedule.give_back(results, list(map(schedule.type_of, jaxpr.outvars)))
-    schedule.gradients -= schedule.kept
+    schedule.gradients -= schedule.outputs
     return schedule
 
 

@@ -190,8 +190,8 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
     """A report with the peak of a schedule, and what that is made of."""
     most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
-    held = schedule.live_at(at)
-    for buffer in held:
+    live = schedule.live_at(at)
+    for buffer in live:
         kind = _kind(buffer, schedule.of_step)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
     notes = [note for note in report.notes if note.kind != "peak-in-update"]
@@ -201,7 +201,7 @@ def with_peak(report: Report, schedule: Schedule) -> Report:
             "lowers it."
         )
         notes.append(Note("peak-in-update", text))
-    low, high = peak_range(schedule, most, at, held)
+    low, high = peak_range(schedule, most, at, live)
     peak: dict[str, Any] = {"peak_bytes": most, "peak_low": low, "peak_high": high}
     return replace(report, **peak, peak_by_kind=tuple(sums.items()), notes=tuple(notes))
 
@@ -363,9 +363,9 @@ def over_time(
     ``blank`` is what the timeline is of, the schedule of both halves or of a ``step``; ``programs`` is what that is of.
     The data sheet of ``device`` tells the time that passes.
     """
-    moments, equations, held = schedule.over_time()
+    moments, equations, live = schedule.over_time()
     peak = max(range(len(moments)), key=lambda number: moments[number].bytes)
-    at_peak = [buffer for first, end, buffer in held if first <= peak < end]
+    at_peak = [buffer for first, end, buffer in live if first <= peak < end]
 
     def value(buffer: LiveBuffer) -> LiveValue:
         if buffer.copy_of is None and buffer.argument is None:
@@ -391,7 +391,7 @@ def over_time(
             for moment, eqn in zip(moments, equations, strict=True)
         ),
         peak,
-        tuple(Life(first, end, value(buffer)) for first, end, buffer in held if buffer.bytes and first < end),
+        tuple(Life(first, end, value(buffer)) for first, end, buffer in live if buffer.bytes and first < end),
         blank.label,
         step,
         *peak_range(schedule, moments[peak].bytes, peak, at_peak),
@@ -430,10 +430,10 @@ class Doubt(NamedTuple):
     unsure: Counter[What]
 
 
-def doubt(held: Iterable[LiveBuffer], on: DeviceMemory) -> Doubt:
+def doubt(live: Iterable[LiveBuffer], on: DeviceMemory) -> Doubt:
     """What is sure and what is in doubt of the values that are held at a peak."""
     sure, unsure = 0, Counter[What]()
-    for value in held:
+    for value in live:
         if value.argument is not None or value.constant or value.output:
             sure += value.bytes
         else:
@@ -450,7 +450,7 @@ def _what(value: LiveBuffer) -> What:
     return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
 
 
-def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[LiveBuffer]) -> tuple[int, int]:
+def peak_range(schedule: Schedule, peak: int, at: int, live: Iterable[LiveBuffer]) -> tuple[int, int]:
     """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is held.
 
     All that is held in the update of a step may be sure, and the gradient before it need more than is estimated.
@@ -458,16 +458,16 @@ def peak_range(schedule: Schedule, peak: int, at: int, held: Iterable[LiveBuffer
     """
     if not schedule.on.fuses:
         return peak, peak
-    low, high = _range(peak, held, schedule.on)
+    low, high = _range(peak, live, schedule.on)
     if schedule.phase(at) == "update":
         gradient, before = schedule.highest(before_update=True)
         high = max(high, _range(gradient, schedule.live_at(before), schedule.on)[1])
     return low, high
 
 
-def _range(most: int, held: Iterable[LiveBuffer], on: DeviceMemory) -> tuple[int, int]:
+def _range(most: int, live: Iterable[LiveBuffer], on: DeviceMemory) -> tuple[int, int]:
     """That of one moment, by the bytes that are held then and what they are."""
-    doubted = doubt(held, on)
+    doubted = doubt(live, on)
     low, high = (
         doubted.sure + sum(round(RANGES[doubted.device, what][end] * size) for what, size in doubted.unsure.items())
         for end in (0, 1)

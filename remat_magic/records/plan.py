@@ -54,11 +54,11 @@ class Plan(Displayed, Labelled):
     which is as on ``peak_device``; empty where that holds values as they are. What XLA needs is to be expected between
     ``peak_low`` and ``peak_high``. ``cost`` tells what is least:
     "flops", or "seconds" on ``device``, where ``seconds`` are those of the report, recomputation and offloading
-    together, and ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be
+    together, and ``host_bandwidth`` is what offloading was estimated with, in bytes/s, None where nothing may be
     offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
-    ``bound_seconds`` where these are what is least, both as reckoned. ``timed_out`` tells that the solver met its time
+    ``bound_seconds`` where these are what is least, both as estimated. ``timed_out`` tells that the solver met its time
     limit, so that a faster machine may find better. ``unreached`` tells what a policy may keep that no name does, and
     of which a bound says nothing. Equal layers that share one body are decided together, those of a Python loop one by
     one. A policy of JAX's that does better is taken instead: then ``names`` is empty and ``policy`` its key.

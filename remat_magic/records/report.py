@@ -523,8 +523,8 @@ class Report(Displayed, Labelled):
     @property
     def communicated_bytes(self) -> int | None:
         """``forward_communicated_bytes + backward_communicated_bytes``; None where one is not known."""
-        ahead, back = self.forward_communicated_bytes, self.backward_communicated_bytes
-        return None if ahead is None or back is None else ahead + back
+        forward, backward = self.forward_communicated_bytes, self.backward_communicated_bytes
+        return None if forward is None or backward is None else forward + backward
 
     @property
     def repeated_communicated_bytes(self) -> int:
