@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from remat_magic._jax.primitives import (
@@ -30,11 +31,13 @@ from remat_magic._jax.primitives import (
     SCATTERS,
     SLICES,
     VIEWS,
+    high,
     names,
     primitive_name,
 )
+from remat_magic._jax.private import JAX_VERSION
 from remat_magic._jax.settings import partitionable_threefry
-from remat_magic._jax.shardings import memory_space, nbytes
+from remat_magic._jax.shardings import is_complex, memory_space, nbytes
 
 
 def _dot_general(eqn: Any) -> int:
@@ -191,8 +194,22 @@ def _size(atom: Any) -> int:
     return math.prod(getattr(atom.aval, "shape", ()))
 
 
+# What XLA's CPU compiler writes out for one of a complex number, of real operations. All else is one, as XLA counts it.
+_COMPLEX = {
+    "abs": 25 if JAX_VERSION >= (0, 11) else 1,  # without overflow, since then
+    **{"acos": 197, "acosh": 233, "asin": 197, "asinh": 205, "atan": 47, "atanh": 45, "conj": 4, "cos": 15, "cosh": 33},
+    **{"exp": 15, "exp2": 16, "log": 62, "log1p": 79, "logistic": 18, "max": 9, "min": 9, "sin": 14, "sinh": 33},
+    **{"sqrt": 99, "square": 14},
+}
+
+
 def _one_each(eqn: Any) -> int:
     return _size(eqn.outvars[0])
+
+
+def _elementwise(eqn: Any) -> int:
+    is_complex_number = is_complex(eqn.invars[0].aval)
+    return _one_each(eqn) * (_COMPLEX.get(eqn.primitive.name, 1) if is_complex_number else 1)
 
 
 def _integer_pow(eqn: Any) -> int:
@@ -260,7 +277,7 @@ def _keys(each: int) -> Flops:
 
 
 FLOPS: dict[str, Flops] = {
-    **dict.fromkeys(ELEMENTWISE, _one_each),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(VIEWS | MOVES, lambda _eqn: 0),
     **dict.fromkeys(["real", "imag"], _one_each),
     **dict.fromkeys(REDUCING_COLLECTIVES, lambda eqn: sum(map(_size, eqn.invars))),
@@ -349,6 +366,25 @@ def kernel_estimate(eqn: Any) -> tuple[int, int] | None:
     """FLOPs and bytes of a Pallas kernel that has a ``cost_estimate`` of its author's; None for any other equation."""
     estimate = eqn.params.get("cost_estimate") if eqn.primitive.name == "pallas_call" else None
     return None if estimate is None else (estimate.flops + estimate.transcendentals, estimate.bytes_accessed)
+
+
+def expansion(eqn: Any) -> Any | None:
+    """What a high-level primitive of JAX 0.12 (``jnp.searchsorted``) is written out to, or None where it cannot be."""
+    prim = high(eqn)
+    expand = getattr(prim, "expand", None)
+    if prim is None or expand is None:
+        return None
+
+    def written_out(*leaves: Any) -> Any:
+        return expand(*jax.tree.unflatten(prim.in_tree, leaves))
+
+    try:
+        return jax.make_jaxpr(written_out)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in prim.in_avals_flat))
+    except Exception:  # noqa: BLE001 - anyone's code may run here; the caller then says that it is uncosted
+        return None
+
+
+# ---------------------------------------------------------------------------------------- what devices tell each other
 
 
 class Communication(NamedTuple):

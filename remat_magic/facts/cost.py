@@ -15,6 +15,7 @@ from remat_magic._jax.formulas import (
     BYTES,
     FLOPS,
     element_bodies,
+    expansion,
     kernel_estimate,
     moved_bytes,
 )
@@ -119,4 +120,7 @@ def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
         unknown = Cost(uncosted=("while",)) if any(times is None for _, times in runs) else FREE
         return sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)
     estimate = kernel_estimate(eqn)
-    return Cost(0, moved_bytes(eqn), (name,)) if estimate is None else Cost(*estimate)
+    if estimate is not None:
+        return Cost(*estimate)
+    written_out = expansion(eqn)
+    return Cost(0, moved_bytes(eqn), (name,)) if written_out is None else jaxpr_cost(written_out)
