@@ -300,9 +300,9 @@ def test_without_a_gradient_code_runs_to_its_end_and_that_is_said():
         value = evaluate(PARAMS, X)
     assert float(value) > 0
     assert (caught.function, caught.head, caught.note, list(caught.ran)) == (None, "", "", ["loss"])
-    with pytest.raises(rm.RematError, match="^no training step came: nothing took a gradient: loss ran.$"):
+    with pytest.raises(rm.RematError, match="^no training step was found: nothing took a gradient: loss ran.$"):
         _ = caught.trace
-    with pytest.raises(rm.RematError, match="no training step came"):
+    with pytest.raises(rm.RematError, match="no training step was found"):
         rm.catch(evaluate, PARAMS, X)
 
 
@@ -324,7 +324,7 @@ def test_a_step_by_its_name_lets_the_gradients_before_it_run():
     with rm.catching("no_such") as caught:
         attack(X, PARAMS)
     with pytest.raises(
-        rm.RematError, match="^no step of the name no_such came. Gradients were taken by attack, called in"
+        rm.RematError, match="^no step named no_such was called. Gradients were taken by attack, called in"
     ):
         _ = caught.trace
 
@@ -634,7 +634,7 @@ def test_its_exit_status_says_whether_the_step_fits(train, monkeypatch, device, 
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        (["--width", "0"], 2, "no training step came: nothing took a gradient: loss ran."),
+        (["--width", "0"], 2, "no training step was found: nothing took a gradient: loss ran."),
         (["--end", "error"], 3, "ValueError: no data"),
         (["--end", "no config"], 3, "no config"),
     ],

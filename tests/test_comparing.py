@@ -250,7 +250,7 @@ def test_policies_too_close_to_tell_apart_are_named():
         for policy, (low, peak, high) in ranges.items()
     ]
     (note,) = Comparison("f", tuple(rows)).notes
-    assert note.startswith("Which needs less the estimates do not tell, as their ranges overlap: a and b. ")
+    assert note.startswith("The ranges of these overlap, so either may need less: a and b. ")
     assert Comparison("f", tuple(rows[2:])).notes == ()
     several = tuple(replace(row, peak_bytes=100 + number) for number, row in enumerate(rows[:2] * 4))
     assert "; and 4 more pairs. " in Comparison("f", several).notes[0]

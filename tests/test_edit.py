@@ -632,7 +632,7 @@ def test_a_plan_without_a_verified_edit_says_so(module):
     edit = dataclasses.replace(edit, budget_bytes=8)
     assert edit.diff() == "# There is no edit of the source that was verified to keep to 8 saved bytes: why.\n"
     best = dataclasses.replace(edit, closest=trace.edit(plan))
-    assert best.diff().startswith("# No edit does just what is chosen; this is the nearest: ")
+    assert best.diff().startswith("# No edit does exactly this. The nearest one: ")
     assert (best.diff().partition("\n")[2], best.apply_text()) == (best.best.diff(), trace.edit(plan).apply_text())
 
 

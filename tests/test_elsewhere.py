@@ -112,7 +112,7 @@ def test_without_any_time_only_what_is_kept_is_told(pretend, cache):
     assert trace.measure("none", device=H100, seconds=0).temp_bytes == 8
     # A quick answer is not a full one.
     assert trace.measure("none", device=H100, effort="quick", seconds=0).error
-    with pytest.raises(rm.RematError, match="effort='fast' is no effort of a compiler: give 'full' or 'quick'"):
+    with pytest.raises(rm.RematError, match="effort='fast' is not known: give 'full' or 'quick'"):
         trace.measure("none", device=H100, effort="fast")
     with pytest.raises(rm.RematError, match="give 'full' or 'quick'"):
         trace.measuring([("none", "function")], device=H100, effort="fast")

@@ -191,7 +191,7 @@ def test_a_plan_is_compiled_before_it_is_offered(monkeypatch):
     monkeypatch.setattr(
         measure, "compiler_of", words(lambda policy, at: 1.0 if policy == "none" else 9.0, asked.append)
     )
-    with pytest.raises(rm.RematError, match="No plan that was compiled keeps loss within") as error:
+    with pytest.raises(rm.RematError, match="No compiled plan keeps loss within") as error:
         trace.plan(peak="85%", device=V5E)
     assert 2 <= str(error.value).count(" at ") <= 4  # what was tried
 
@@ -238,7 +238,7 @@ def test_a_plan_is_called_lower_only_where_xla_for_cpus_says_so(share):
     try:
         plan = trace.plan(peak=share)
     except rm.RematError as error:
-        assert "No plan that was compiled keeps wide lower than without a checkpoint" in str(error)
+        assert "No compiled plan keeps wide lower than without a checkpoint" in str(error)
         return
     if plan.status.startswith("Compiled"):
         assert needed(plan.apply(wide)) < needed(wide)

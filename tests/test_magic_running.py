@@ -167,7 +167,7 @@ def test_gradients_that_are_taken_before_are_listed_and_the_step_is_named(user):
         assert "Gradients were taken before it by loss_fn, differentiated at In[" in title
     assert user.ns["RUNS"] == []
     complaint = user.complaint("%%remat --step nope", cell)
-    assert "no step of the name nope came. Gradients were taken by loss_fn, differentiated at In[" in complaint
+    assert "no step named nope was called. Gradients were taken by loss_fn, differentiated at In[" in complaint
     assert "; step_body, called at In[" in complaint
     title = user.ok("%%remat", "def prepared():", "    return jax.jit(jax.grad(jnp.sum))(x)", "prepared()")._title
     assert title.endswith("name it: %%remat --step NAME.")

@@ -113,10 +113,10 @@ def test_what_is_spread_by_nothing_is_said():
         none = rm.trace(jax.jit(step), *ARGS)
     assert of_xla(some) == by_hand(mesh, jax.jit(step, in_shardings=(None, P("data"))), *ARGS)
     (note,) = (note for note in some.notes if note.kind == "argument-unplaced")
-    assert note.startswith("Neither a sharding nor a spec says how ws[0], ws[1], ws[2] are spread over the mesh")
+    assert note.startswith("ws[0], ws[1], ws[2] have neither a sharding nor a spec")
     assert some.report("none", "function").devices == 8
     (note,) = (note for note in none.notes if note.kind == "mesh-unused")
-    assert note.startswith("Nothing of step is spread over the mesh data=4, model=2: every device holds")
+    assert note.startswith("Nothing of step is sharded over the mesh data=4, model=2: every device holds")
     report = none.report("none", "function")
     assert (report.devices, report.saved_bytes) == (1, rm.trace(step, *ARGS).report("none", "function").saved_bytes)
     assert of_xla(none) == by_hand(mesh, jax.jit(step), *ARGS)

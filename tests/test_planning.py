@@ -61,7 +61,7 @@ def test_a_plan_is_shown_by_its_budget(trace):
     # The key is for programs; its label, and what stands in place of code, are for readers.
     assert view["policy"] == plan.policy == f"plan({plan.budget_bytes} at {plan.at})".replace(" at function", "")
     assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
-    assert view["unpasted"].startswith("a plan is an edit of your source")
+    assert view["unpasted"].startswith("a plan needs an edit of your source")
     assert view["planned"]  # for which a button leads to the edit
     assert not widget._render(trace.report("none", "function"))["planned"]
     assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]
@@ -103,9 +103,7 @@ def test_a_click_on_an_older_list_chooses_nothing_else(planning, browser, trace)
     ask(planning, "flip", flip=flip_key(clicked), serial=3)
     planning._workers["flip"].join()
     assert browser.chosen == []
-    assert browser.of("flip")["error"] == (
-        "That row is of a list that is no longer here: unfold the list again, and choose from the new one"
-    )
+    assert browser.of("flip")["error"] == ("That list is outdated: open it again, and choose from the new one")
     again = trace.what_if("everything_saveable", "function")[0]
     ask(planning, "flip", flip=flip_key(again), serial=4)
     planning._workers["flip"].join()
@@ -135,7 +133,7 @@ def test_closed_it_answers_nothing(planning, browser):
 # What is recomputed, the bound, and what is said of both: what is proven best the status says.
 PROVEN = [
     (10, 10, "10 FLOPs;"),
-    (10, 5, "10 FLOPs, no choice of names less than 5 FLOPs;"),
+    (10, 5, "10 FLOPs (any choice of names: at least 5 FLOPs);"),
     (10, 0, "10 FLOPs;"),  # as for a peak on a device, where no bound is known
 ]
 
@@ -151,4 +149,4 @@ def test_a_plan_says_its_budget_and_what_is_proven(flops, bound, text):
 def test_nothing_to_choose_is_said():
     assert "No single value" in what_if_html(())
     assert Report("none", "function").policy == "none"
-    assert "Nothing is to be edited" in edit_html(rm.trace(loss, *ARGUMENTS).edit("as_written"))
+    assert "There is nothing to edit" in edit_html(rm.trace(loss, *ARGUMENTS).edit("as_written"))

@@ -155,7 +155,7 @@ def test_a_number_that_is_needed_as_a_number_stays_one_and_it_is_said():
     assert trace.wrt == ("w",)
     (note,) = trace.report().notes
     assert note.startswith(
-        "rates['rate'], depth are Python numbers that the function needs as such, not differentiated:"
+        "rates['rate'], depth are Python numbers that the function needs as such, and not differentiated:"
     )
     assert jnp.isfinite(trace.function("nothing_saveable")(jnp.ones(3), {"rate": 0.5}, depth=3.0))
     jitted = jax.jit(lambda x, rate: x * rate, static_argnames="rate")

@@ -127,7 +127,8 @@ def test_a_diff_is_copied_with_the_imports_of_its_cell():
     nearest = replace(unverified, closest=closest, planned_bytes=8, planned_flops=5, unnamed=("x has none.",))
     told = text_of(views.diff_html(ALL, nearest, "TPU v5e", can_apply=False))
     assert (
-        "No edit of the source does just this. The nearest one is shown: it saves 9 B, not 8 B, and repeats 7" in told
+        "No edit of the source does exactly this. The nearest one is shown: it saves 9 B, not 8 B, and repeats 7"
+        in told
     )
     assert "1 value that no edit names x has none." in told
 

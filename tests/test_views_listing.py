@@ -126,7 +126,7 @@ def test_everything_can_be_linked():
     above, line = (line_key(span(number, "x")) for number in (3, 4))
     assert f'<tr data-line="{above}"><td class="remat-no">3</td>' in page
     pick = f'data-pick="{line}" aria-pressed="false" data-place="In[3]:4" aria-label="line 4"'
-    hover = 'title="Only this line, in tables and jaxprs; once more shows all again"'
+    hover = 'title="Show only this line in tables and jaxprs; click again to show all"'
     button = f'<button type="button" class="remat-link" {pick} {hover} {KEYS}>4</button>'
     assert f'<tr data-line="{line}"><td class="remat-no">{button}</td>' in page
     assert re.findall(r'data-e="([^"]*)"', page) == [expression_key(SIN), expression_key(DOT)]

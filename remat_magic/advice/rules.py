@@ -328,7 +328,7 @@ def in_update(case: Case) -> Iterator[Advice]:
             case.report.in_update,
             "Choose an optimizer that keeps less, or keep its state in fewer bits."
             if donated
-            else "Donate what the step gives back anew: jax.jit(step, donate_argnums=...).",
+            else "Donate the arguments that the step returns updated: jax.jit(step, donate_argnums=...).",
             stake=case.report.peak_bytes,
         )
 
@@ -360,7 +360,7 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
         now, then = (choice.repeated_flops / case.report.forward_flops for choice in (case.report, best))
         again = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
     overlap = (best.peak_high or lower) >= (case.report.peak_low or peak)
-    doubt = " By their ranges it need not be lower: trace.fit asks XLA." if overlap else ""
+    doubt = " The ranges of both overlap, so XLA may need as much: trace.fit asks it." if overlap else ""
     yield Advice(
         "steps-together" if "/" in best.at else "no-checkpoint-there",
         f"With {what_of(facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}{again}.{doubt}",
@@ -390,18 +390,18 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         if spared < _PART * peak:
             continue
         if logits.turns != 1 and saved:
-            mend = "Put jax.checkpoint around the body of the loop that computes it: it then holds that of one turn."
+            mend = "Put jax.checkpoint around the body of the loop: then only the logits of one step are in memory."
         elif logits.turns != 1:
-            mend = "It is that of one turn of a loop: half of it, in twice the turns, is held at a time."
+            mend = "That is for one step of a loop: twice as many steps of half the size need half of it."
         else:
             mend = (
-                f"Compute the loss in parts: jax.lax.map over {_PARTS} parts of the rows, with the product and the "
-                f"loss of each under jax.checkpoint, holds an {_PARTS}th of it at a time, and repeats that product."
+                f"Compute the loss in {_PARTS} parts of the rows: jax.lax.map, with the product and the loss of a part "
+                f"under jax.checkpoint, needs an {_PARTS}th of it at a time, and repeats the product."
             )
         yield Advice(
             "softmax-of-logits",
             f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}. "
-            f"With the mend the estimated peak is about {units.nbytes(peak - spared)}.",
+            f"With this change the estimated peak is about {units.nbytes(peak - spared)}.",
             mend,
             spared,
             "bytes",
@@ -497,8 +497,8 @@ def argument_given_back(case: Case) -> Iterator[Advice]:
             whose = f"The loop{at_line(found.source)} stacks" if found.source else f"{function} returns"
             yield Advice(
                 "argument-given-back",
-                f"{whose} {names} unchanged and gives back a copy: {units.nbytes(found.nbytes)}.",
-                f"Leave {'it' if len(found.arguments) == 1 else 'them'} out of what is returned, and use the argument.",
+                f"{whose} {names} unchanged, as a copy: {units.nbytes(found.nbytes)}.",
+                f"Do not return {'it' if len(found.arguments) == 1 else 'them'}; use the argument instead.",
                 found.nbytes,
                 "bytes",
                 found.source,
@@ -556,7 +556,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         yield Advice(
             "cheap-to-recompute",
             f"`{source.expression}`{at_line(source)} ({first.primitive}{f', {times:,} times' if times > 1 else ''}) "
-            f"keeps {units.nbytes(spared)}, {units.percent(spared, saved)} of what is saved, that would take "
+            f"saves {units.nbytes(spared)} ({units.percent(spared, saved)} of all that is saved), which would take "
             f"{units.flops(again)} to compute again.",
             mend,
             spared,

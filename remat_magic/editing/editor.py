@@ -152,9 +152,7 @@ class _Editor:
                 if code and "\n" not in code
                 else "`code` of the choice or report is all of it"
             )
-            why = (
-                f"No edit writes calls or batches in parts, some calls, or several together, as {plan.at!r} is: {what}."
-            )
+            why = f"No edit can write {plan.at!r}: {what}."
             closest = None if microbatches_in(plan.at) > 1 else self._at_whole_functions(plan)
             return replace(self._empty(plan), unnamed=(why,), closest=closest)
         if plan.names and parts_in([plan.at]):
@@ -332,11 +330,13 @@ class _Editor:
         # Which may call other functions, too.
         is_at_calls = any(insertion.calls or parts_in([part.at]) for part, insertion in parts)
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
-            differing = ["the edited text saves what is asked for, and recomputes something else."]
+            differing = ["the edited text saves what was planned, but recomputes something else."]
         if donation is not None and not donates:
             differing.append("the edited text does not donate all that is to be donated.")
         if differing and (names or any(self._sites(part.at) for part, _ in parts)):
-            differing.append("a name, or a checkpoint, stands for all that its line makes or is applied to.")
+            differing.append(
+                "a name or a checkpoint in the source covers all values of its line, not only the planned ones."
+            )
         return replace(
             edited,
             verified=not differing,
@@ -368,7 +368,7 @@ class _Editor:
 
     def _why_no_edit(self, plan: Plan) -> list[str]:
         if plan.policy == "as_written" and self._donation is None:
-            return ["the policy is the one that is written, so nothing is to be edited."]
+            return ["the source already has this policy: there is nothing to edit."]
         if plan.policy == "none" and not self._sites(plan.at):
             return [f"{self._engine.primal.name} has no jax.checkpoint of its own to be taken off."]
         return []

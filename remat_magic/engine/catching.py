@@ -101,7 +101,7 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         if self.stopped_at is None:
             return ""
         ran = f" {_listed(self.ran)} ran before." if self.ran else ""
-        eager = " It is not jitted: what the rest of the step holds is not in the figures." if self._eager else ""
+        eager = " It is not jitted: the figures do not include the rest of the step." if self._eager else ""
         clean = " `finally` and `with` around it did run." if self.stopped_at.cleans_up else ""
         return f"Stopped at {self.stopped_at.name}, before it ran.{ran}{clean}{eager}"
 
@@ -112,14 +112,14 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
         met = self.stopped_at
         if met is None and self.gradients:
             came = "; ".join(dict.fromkeys(map(str, self.gradients)))
-            raise RematError(f"no step of the name {self._step} came. Gradients were taken by {came}.")
+            raise RematError(f"no step named {self._step} was called. Gradients were taken by {came}.")
         if met is None:
             ran = f": {_listed(self.ran)} ran" if self.ran else ""
-            raise RematError(f"no training step came: nothing took a gradient{ran}.")
+            raise RematError(f"no training step was found: nothing took a gradient{ran}.")
         if met.compiled:
             raise RematError(
                 f"{met}, was compiled ahead of time or exported, and cannot be traced; it did not run. Inspect the "
-                "code that makes it: there it is caught when it is lowered."
+                "code that lowers it instead."
             )
         raise RematError(
             f"{met}, did not run, and was not inspected: {one_line(text_of(self._refused)).removesuffix('.')}."

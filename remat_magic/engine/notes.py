@@ -50,8 +50,8 @@ def of_gradients(
     if chosen is None:
         yield Note(
             "gradient-inside",
-            f"{function} takes a gradient inside, that of {first.function}{place}, and this report is of "
-            f"differentiating {function} itself, once more: gradient={first.key!r} shows what the one inside saves.",
+            f"{function} takes the gradient of {first.function}{place} inside, and this report is of the derivative of "
+            f"{function} itself. gradient={first.key!r} shows the gradient inside.",
             (function,),
         )
         return
@@ -60,7 +60,7 @@ def of_gradients(
     if bare:
         yield Note(
             "gradient-called",
-            f"The gradient of {first.function}{place} is what is shown. To differentiate that once more, {how}.",
+            f"This is the gradient of {first.function}{place}. To differentiate that gradient, {how}.",
             (function, first.key),
         )
         return
@@ -99,8 +99,8 @@ def of_devices(given: Primal, primal: Primal, devices: int, *, per_device: bool)
     if not per_device:
         yield Note(
             "devices-together",
-            f"{function} is sharded automatically, over {devices} devices, and XLA alone decides how what it computes "
-            f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once. XLA was not "
+            f"{function} is sharded automatically over {devices} devices, and only XLA knows how. All bytes and FLOPs, "
+            f"arguments too, are of all {devices} together, each value counted once. XLA was not "
             f"asked: {given.answer.why_not or primal.answer.why_not}.",
             (function,),
         )
@@ -108,12 +108,12 @@ def of_devices(given: Primal, primal: Primal, devices: int, *, per_device: bool)
     if untold:
         axes = ", ".join(map(repr, untold))
         parts = (
-            f"Over {axes} of the mesh XLA spreads the values of {function} as it likes: figures are of one of "
-            f"{devices} parts, as if each were one device's."
+            f"XLA decides how the values of {function} are sharded over {axes} of the mesh: figures are those of one "
+            f"device if each of {devices} devices holds an equal part."
         )
         inside = (
-            f"What a shard_map of {function} computes XLA may spread over {axes} of the mesh as well, and does not "
-            f"say: its bytes and FLOPs are counted as if every device along {axes} had all of it."
+            f"XLA may also shard the values of a shard_map of {function} over {axes} of the mesh, and does not say so: "
+            f"bytes and FLOPs are counted as if every device along {axes} had all of them."
         )
         yield Note("devices-unknown", parts if primal.answer.spread is None else inside, tuple(untold))
     if unknown:
@@ -132,16 +132,16 @@ def of_mesh(given: Primal, devices: int) -> Iterator[Note]:
     if devices == 1 and math.prod(mesh.values()) > 1:
         yield Note(
             "mesh-unused",
-            f"Nothing of {function} is spread over the mesh {axes}: every device holds and computes all of it. Say how "
-            "by NamedShardings of the arguments, or by in_shardings of the jitted step.",
+            f"Nothing of {function} is sharded over the mesh {axes}: every device holds and computes all of it. Give "
+            "the arguments NamedShardings, or the jitted step in_shardings.",
             (function,),
         )
     elif unplaced:
         named = ", ".join(unplaced[:_NAMED]) + (f" and {len(unplaced) - _NAMED} more" * (len(unplaced) > _NAMED))
         yield Note(
             "argument-unplaced",
-            f"Neither a sharding nor a spec says how {named} {'are' if len(unplaced) > 1 else 'is'} spread over the "
-            "mesh: XLA decides, which has every device hold all of it where nothing that is made of it says otherwise.",
+            f"{named} {'have' if len(unplaced) > 1 else 'has'} neither a sharding nor a spec: XLA decides, and usually "
+            "every device holds all of it.",
             tuple(unplaced),
         )
 
@@ -152,8 +152,8 @@ def of_settings(settings: Sequence[str]) -> Iterator[Note]:
         predicate = "are Python numbers" if len(settings) > 1 else "is a Python number"
         yield Note(
             "number-not-differentiated",
-            f"{', '.join(settings)} {predicate} that the function needs as such, not differentiated: pass arrays where "
-            "derivatives are wanted.",
+            f"{', '.join(settings)} {predicate} that the function needs as such, and not differentiated: to "
+            "differentiate, pass arrays.",
             tuple(settings),
         )
 

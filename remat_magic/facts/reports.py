@@ -264,8 +264,8 @@ def _repeated_by_rules(
         often = "" if known else " for each turn of a loop of unknown length"
         yield Note(
             "rule-repeats",
-            f"The rule of a custom derivative runs {what}{at} again in the backward pass, whatever the policy: "
-            f"{units.flops(flops.total())}{often}. They are not in what the policy recomputes.",
+            f"A custom derivative rule runs {what}{at} again in the backward pass under every policy: "
+            f"{units.flops(flops.total())}{often}. They are not counted as recomputed.",
             names,
         )
 

@@ -214,9 +214,9 @@ class MeasureRequest:
         """Check them."""
         check_inputs(self.inputs)
         if self.effort not in get_args(Effort):
-            raise RematError(f"effort={self.effort!r} is no effort of a compiler: give 'full' or 'quick'.")
+            raise RematError(f"effort={self.effort!r} is not known: give 'full' or 'quick'.")
         if self.runs < 1:
-            raise RematError(f"runs={self.runs} times nothing: ask for one run at least, or for inputs=None.")
+            raise RematError(f"runs={self.runs} is too few: give 1 or more, or inputs=None.")
         object.__setattr__(self, "elsewhere", elsewhere(self.device, self.inputs))
         object.__setattr__(self, "named", None if self.device is None else devices.get(self.device))
 

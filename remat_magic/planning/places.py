@@ -70,7 +70,7 @@ class _Candidate:
 def places(facts: Facts, device: str | devices.Device | None = None, most: int = 40) -> Places:
     """``Trace.places``."""
     if most < 1:
-        raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
+        raise RematError(f"most={most!r} choices are too few: give 1 or more.")
     chosen = None if device is None else devices.get(device)
     search = Search(facts, memory_of(chosen), chosen or devices.default())
     deque(search.run(most), maxlen=0)
@@ -232,7 +232,7 @@ class Search:
                     _Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys((numbers[0], middle(numbers)))
                 )
         if little:
-            self._leave_out("what it makes is less than a tenth of all", *little)
+            self._leave_out("its values are less than a tenth of all", *little)
         chosen = list[int]()
         numbers, why = engine.in_microbatches(lambda of: chosen.append(self._enough(of)) or chosen[-1])
         if why:
@@ -309,10 +309,10 @@ class Search:
         smallest = _LEAST * inside["function"].nbytes
         small = [key for key in keys if inside[key].nbytes < smallest]
         if small:
-            self._leave_out("what it makes is less than a thousandth of all", *small)
+            self._leave_out("its values are less than a thousandth of all", *small)
         deep = [key for key in keys if inside[key].depths[key] > DEEPEST]
         if deep:
-            self._leave_out(f"its calls stand in each other more than {DEEPEST} deep", *deep)
+            self._leave_out(f"its calls are nested more than {DEEPEST} deep", *deep)
         keys = [key for key in keys if key not in (*small, *deep)]
         # Where calls of two are the same either will do, but a lambda has no definition to write a checkpoint on.
         same: dict[tuple[frozenset[int], int], str] = {}
@@ -492,7 +492,7 @@ class Search:
             return "a checkpoint there that saves nothing was not"
         if choice.at == "function" and choice.policy == _NOTHING and without is not None:
             lower = tried.peak_bytes < CLEARLY_LOWER * (without.peak_bytes or 0)
-            return f"{label_of(tried)} makes it again part by part" if lower else ""
+            return f"{label_of(tried)} recomputes it part by part" if lower else ""
         if choice.policy == _DOTS and without is not None:  # which saves as much as the other, or more
             fewer = by_choice.get((_BATCHLESS, choice.at))
             if fewer is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
@@ -507,9 +507,7 @@ class Search:
         ):  # that one of them gains nothing says little
             size, runs = int(choice.at.rpartition("/")[2]), self._facts.engine.contents()[choice.after[1]].runs
             again = (without.saved_bytes - tried.saved_bytes) / max(runs, 1)
-            return "by what they save, they would make more again at once than they no longer save" * (
-                tried.saved_bytes <= size * again
-            )
+            return "they would recompute more at once than they stop saving" * (tried.saved_bytes <= size * again)
         if without is not None and (tried.peak_bytes or 0) > _LOWER * (without.peak_bytes or 0):
             return f"the estimated peak is hardly lower with {label_of(tried)}"
         return ""

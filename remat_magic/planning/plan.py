@@ -33,18 +33,18 @@ def plan(facts: Facts, request: Request, at: str | None = None, ask: Ask | None 
     best, compiled = _confirmed(facts, request, at, ask) if ask else (_found(facts, request, at), "")
     sentences = [compiled, best.status]
     if best.at != facts.engine.default_at and at is None:
-        elsewhere = "" if of == "peak" else "; elsewhere less may be recomputed"  # a bound is of one place
-        sentences.append(f"Its place, {best.at}, was chosen with it{elsewhere}.")
+        elsewhere = "" if of == "peak" else "; at another place less may be recomputed"  # a bound is of one place
+        sentences.append(f"The place, {best.at}, was chosen with the plan{elsewhere}.")
     if of == "peak" and (best.peak_high or 0) > budget and not compiled:
-        sentences.append(f"Its peak may be up to {units.nbytes(best.peak_high or 0)}, which is more: Measure tells.")
+        sentences.append(f"Its peak may be up to {units.nbytes(best.peak_high or 0)}, which is more: measure it.")
     if _in_vain(facts, best, request) and not compiled:
         sentences.append(
-            "Its estimated peak is hardly lower than without a checkpoint there: trace.fit tells what lowers it."
+            "Its estimated peak is hardly lower than without a checkpoint there: trace.fit() finds what lowers it."
         )
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
-        sentences.append(f"Values inside {' or '.join(inside)} are no choices.")
+        sentences.append(f"Plans cannot choose values inside {' or '.join(inside)}.")
     if COMPLEX in best.unreached:
-        sentences.append("Complex values are no choices: JAX cannot save them under a policy.")
+        sentences.append("Plans cannot choose complex values: JAX cannot save them under a policy.")
     on_device = best.names and of == "peak" and request.peak_device
     label = f"{best.label} on {request.peak_device}" if on_device else best.label
     return replace(best, label=label, status=" ".join(filter(None, sentences)))
@@ -68,9 +68,7 @@ def _found(facts: Facts, request: Request, at: str | None) -> Plan:
         bound = planner(facts, best.at).problem(request.objective).relax(request.budget) or 0.0
     best = with_bound(replace(best, status=""), bound)
     if best.gap:
-        text = (
-            f"Of {len(tried)} choices tried it is the cheapest whose estimated peak fits; there may be a cheaper one."
-        )
+        text = f"Of {len(tried)} choices tried, the cheapest whose estimated peak fits. There may be a cheaper one."
         best = replace(best, status=text)
     return told(facts, best, request)
 
@@ -128,7 +126,7 @@ def _confirmed(facts: Facts, request: Request, at: str | None, ask: Ask) -> tupl
     name = facts.engine.primal.name
     keeps = f"within {units.nbytes(allowed)}" if on_device else "lower than without a checkpoint"
     raise RematError(
-        f"No plan that was compiled keeps {name} {keeps}, where it needs {units.nbytes(without)}: "
+        f"No compiled plan keeps {name} {keeps} (without a checkpoint it needs {units.nbytes(without)}): "
         f"{', '.join(tried.values())}. Raise the budget, or see trace.fit()."
     )
 

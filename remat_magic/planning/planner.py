@@ -259,7 +259,7 @@ def objective(cost: str, device: str | devices.Device | None, offload: float | s
         RematError: no such cost or device; no device is known; the device's link to the host is not known.
     """
     if cost not in ("flops", "seconds"):
-        raise RematError(f"cost={cost!r} is nothing that a plan can make least: choose 'flops' or 'seconds'.")
+        raise RematError(f"cost={cost!r} is not a cost of plans: choose 'flops' or 'seconds'.")
     if offload is None or offload is False:
         offload = None
     if cost == "flops" and offload is None:

@@ -229,17 +229,17 @@ def with_bound(plan: Plan, bound: float, cost: float | None = None) -> Plan:
     if best.gap == 0:
         status = f"No choice of names within the budget {'takes less time' if in_seconds else 'recomputes less'}."
     else:
-        expense = "the time that is added, as reckoned," if in_seconds else "what is recomputed"
-        status = f"At most {max(best.gap, 0.0001):.2%} of {expense} could be spared."
+        would, less = ("add", "less time, by the estimates") if in_seconds else ("recompute", "less")
+        status = f"The best choice of names would {would} at most {max(best.gap, 0.0001):.2%} {less}."
     return replace(best, status=" ".join(filter(None, (status, plan.status))))
 
 
 def _unweighed(report: Report, device: Device) -> str:
     """A sentence about communication that no plan for seconds weighs, since it belongs to no value; else empty."""
     if any(kernel.inserted for kernel in (*report.forward_kernels, *report.backward_kernels)):
-        return "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed."
+        return "Communication that XLA inserts, with automatic sharding, belongs to no value: the plan ignores it."
     if report.communicated_bytes and device.interconnect is None:
-        return f"How fast {device.name} reaches others is not known: what they tell each other counts as no time."
+        return f"The bandwidth from {device.name} to other devices is not known: communication counts as no time."
     return ""
 
 
@@ -311,7 +311,7 @@ def _applied(choices: Planner, request: Request, problem: Problem, solution: Sol
     figures = made.saved_bytes, made.offloaded_bytes, made.recomputed_flops
     if figures == (reckoned.saved_bytes, reckoned.offloaded_bytes, reckoned.recomputed_flops):
         return made
-    return replace(made, status="JAX saves or recomputes otherwise than was reckoned; the figures are JAX's.")
+    return replace(made, status="JAX's figures, which are shown, differ from those that the plan was made by.")
 
 
 def _code(choices: Planner, plan: Plan, request: Request) -> str:

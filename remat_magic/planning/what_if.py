@@ -44,8 +44,8 @@ def what_if(variant: Variant, device: devices.Device | None, against: Plan | Non
         nearest = facts.under(by_value, choices.at).report(device)
         if _figures(nearest) != _figures(base):
             raise RematError(
-                f"JAX saves or recomputes otherwise at {choices.at!r} than is reckoned for {report.policy}, so that "
-                "the effect of single values is not known: choose at='sites', or one site."
+                f"The effect of single values at {choices.at!r} is not known, since JAX does not save there what "
+                f"{report.policy} was expected to save: choose at='sites', or one site."
             )
     # What is told is of the report that is shown, which the nearest choice of names may differ from by itself.
     aside = objective.of(nearest) - objective.of(report) if chosen is not None else 0.0
@@ -129,5 +129,5 @@ class _Rows:
             draft,
             saved_bytes=outcome.saved_bytes,
             recomputed_flops=outcome.recomputed_flops,
-            status="What one value changes, as reckoned.",
+            status="The effect of one value, by estimate.",
         )

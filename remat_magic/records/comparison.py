@@ -139,7 +139,7 @@ class Comparison(Displayed):
         if close:
             more = f"; and {len(close) - _MOST_PAIRS} more pairs" if len(close) > _MOST_PAIRS else ""
             sentences.append(
-                f"Which needs less the estimates do not tell, as their ranges overlap: {'; '.join(close[:_MOST_PAIRS])}"
+                f"The ranges of these overlap, so either may need less: {'; '.join(close[:_MOST_PAIRS])}"
                 f"{more}. Measure them, or choose by what they recompute."
             )
         for state, why in (

@@ -120,7 +120,7 @@ class Edit(Displayed, Labelled):
             nearest = best.label
             if f" at {best.at}" not in nearest:
                 nearest += f" at {best.at}"
-            return f"# No edit does just what is chosen; this is the nearest: {nearest}.\n{best.diff()}"
+            return f"# No edit does exactly this. The nearest one: {nearest}.\n{best.diff()}"
         why = " ".join(best.differences[:1] or best.unnamed[:1])
         if best.excess_bytes or (best.budget_bytes is not None and best.excess_bytes is None and not best.verified):
             budget = f"{best.budget_bytes:,} bytes of {best.budget_text}".replace("bytes of saved", "saved")

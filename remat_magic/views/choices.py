@@ -28,7 +28,7 @@ def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
     saves = [] if fit else [("Saves", "num")]  # what autodiff lists, of which a device may keep less
     cost = "Time" if in_time else "Work"
     heads = [("#", "order"), ("Choice", "policy"), ("Needs", "num"), *fits, (cost, "num"), *saves]
-    shown = table_html(Table("All choices that were looked at", heads, rows, "tried"))
+    shown = table_html(Table("All choices that were tried", heads, rows, "tried"))
     notes = [answer.unfinished(fit), *(fit.not_tried if fit.progress.finished else ())] if fit else []
     said = "".join(f'<p class="remat-empty">{escape(note)}</p>' for note in notes if note)
     more = f'<button type="button" data-action="what-if" {KEYS}>What if one value more, or less, is saved</button>'
@@ -218,11 +218,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if device is not None:
         said.append(f"Estimated for {device.name} ({device.source}); nothing ran for it.")
     if of_devices := next((row.of_devices for row in rows if row.of_devices), ""):
-        said.append(f"Figures are {of_devices}, but for what is measured, which is of one.")
+        said.append(f"Figures are {of_devices}; measured ones are of one device.")
     run = (row.measurement for row in rows if row.measurement and row.measurement.run_seconds is not None)
     simulated = max((measured.devices for measured in run if measured.simulated), default=0)
     if simulated:
-        said.append(f"run: the {simulated} devices are simulated, and take this machine's time for all of them.")
+        said.append(f"run: the {simulated} devices are simulated: times are those of all of them on this machine.")
     return [*said, *comparison.notes, *(comparison.not_tried if isinstance(comparison, Places) else ())]
 
 

@@ -23,14 +23,14 @@ def edit_sentences(edit: Edit) -> list[str]:
     best = edit.best
     sentences = list[str]()
     if best is not edit:
-        sentences.append("No edit of the source does just what is chosen: this is the nearest that one does.")
+        sentences.append("No edit of the source does exactly this. This is the nearest edit.")
     if best.verified:
-        sentences.append("Verified: the edited source, traced, saves just what it is to save.")
+        sentences.append("Verified: the edited source was traced, and saves what was planned.")
     if best.saved_bytes is not None:
         flops = best.recomputed_flops
         again = "" if flops is None else f" and recomputes {fmt.flops(flops)}"
         planned = f"{fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}"
-        sentences.append(f"It saves {fmt.nbytes(best.saved_bytes)}{again}; asked for were {planned}.")
+        sentences.append(f"It saves {fmt.nbytes(best.saved_bytes)}{again}; planned were {planned}.")
     return [*sentences, *filter(None, [budget_sentence(best)]), *best.differences]
 
 
@@ -39,7 +39,7 @@ def budget_sentence(edit: Edit) -> str:
     if edit.budget_bytes is None:
         return ""
     excess = f"it exceeds that by {fmt.nbytes(edit.excess_bytes)}" if edit.excess_bytes else "it keeps to it"
-    excess = "whether it keeps to it is not known" if edit.excess_bytes is None else excess
+    excess = "it is not known whether it keeps to it" if edit.excess_bytes is None else excess
     return f"The budget was {fmt.nbytes(edit.budget_bytes)} of {edit.budget_text}: {excess}."
 
 
@@ -51,7 +51,7 @@ def unnamed_sentences(edit: Edit) -> list[str]:
 
 def edit_html(edit: Edit) -> str:
     """The edit of the user's own source that does what is chosen, where no script is."""
-    shown = diffs_html(edit, live=False) or '<p class="remat-empty">Nothing is to be edited.</p>'
+    shown = diffs_html(edit, live=False) or '<p class="remat-empty">There is nothing to edit.</p>'
     return f"{findings(edit_sentences(edit))}{shown}{findings(unnamed_sentences(edit))}"
 
 

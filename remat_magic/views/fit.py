@@ -262,7 +262,7 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
         head = f'<div class="remat-diff-file"><b>{where}</b> {copy}</div>'
         remarks, diffs = "", f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
     else:
-        diffs = diffs_html(edit) or f'<p class="remat-empty">{"Nothing is to be edited." if edit.verified else ""}</p>'
+        diffs = diffs_html(edit) or f'<p class="remat-empty">{"There is nothing to edit." if edit.verified else ""}</p>'
     return (
         f'<div class="remat-diff-head"><b>{with_code(words_of(choice))}</b> {said} {verified}'
         f'<span class="remat-buttons">{apply}{close}</span></div>'
@@ -275,7 +275,7 @@ def _nearest(edit: Edit) -> str:
     best = edit.best
     if best is edit:
         return ""
-    shown = "No edit of the source does just this. The nearest one is shown"
+    shown = "No edit of the source does exactly this. The nearest one is shown"
     if best.saved_bytes is None or best.recomputed_flops is None:
         return f"{shown}."
     saves = f"saves {fmt.nbytes(best.saved_bytes)}, not {fmt.nbytes(edit.planned_bytes)}"

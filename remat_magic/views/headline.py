@@ -113,7 +113,7 @@ def uncounted(report: Report) -> list[str]:
     uncosted = [name for name in report.uncosted if name != "while"]
     sentences = [f"Not counted in the FLOPs: {', '.join(uncosted)}."] if uncosted else []
     if "while" in report.uncosted:
-        sentences.append("FLOPs are what is needed at least: a while loop of unknown length counts as one turn.")
+        sentences.append("FLOPs are a lower bound: a while loop of unknown length counts as one step.")
     return sentences
 
 

@@ -546,7 +546,7 @@ def xla_words(measured: Measurement, memory: XlaMemory) -> str:
     rest = ""
     if measured.needed_bytes is not None and measured.needed_bytes > memory.peak_bytes:
         idle = fmt.nbytes(measured.needed_bytes - memory.peak_bytes)
-        rest = f"; with {idle} that is allocated and holds nothing then, the program needs "
+        rest = f"; another {idle} is allocated and not in use then, so the program needs "
         rest += fmt.nbytes(measured.needed_bytes)
     unknown = f" The sizes of {fmt.count(memory.unknown, 'buffer')} are not known." if memory.unknown else ""
     quick = ", compiled quickly," if measured.effort == "quick" else ""

@@ -13,7 +13,7 @@ from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS, Part, Row, Table, cell, planned, size, table_html
 
 NO_NAMES = "A policy of JAX's own does it: no value needs a name."
-UNPASTED = "a plan is an edit of your source"
+UNPASTED = "a plan needs an edit of your source"
 
 
 def plan_meaning(plan: Plan) -> str:
@@ -33,13 +33,13 @@ def plan_sentences(plan: Plan) -> list[str]:
     again = fmt.flops(plan.recomputed_flops)
     share = plan.forward_flops and f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)"
     # Of what is proven best the status says so.
-    least = f", no choice of names less than {fmt.flops(plan.bound)}" if plan.gap and plan.bound else ""
+    least = f" (any choice of names: at least {fmt.flops(plan.bound)})" if plan.gap and plan.bound else ""
     saves, budget = f"Saves {fmt.nbytes(plan.saved_bytes)}", fmt.nbytes(plan.budget_bytes)
     if plan.of == "saved":
         saves += f" of {budget}"
     elif plan.peak_bytes is not None:
         about = fmt.about(plan.peak_bytes, plan.peak_low, plan.peak_high)
-        peak = f"Peaks at {about} of {budget} by estimate{_there(plan)}"
+        peak = f"Estimated peak{_there(plan)} {about} of {budget}"
         saves = f"{peak}; saves {fmt.nbytes(plan.saved_bytes)}"
     facts = [
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
@@ -107,7 +107,7 @@ def plan_table(plan: Plan) -> Table:
 # ------------------------------------------------------------------------------------------ single values the other way
 
 
-_EACH = "what is told is of each of these alone, and the button is for the first"
+_EACH = "the figures are for one of these alone; the button changes the first"
 
 # Beyond these the exchange is a bad one, and the list a burden.
 ROWS = 40
@@ -122,7 +122,7 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     device = f", times on {rows[0].device}" if rows[0].device else ""
     against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
     than = f", compared with {against}{device}"
-    introduction = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(than)}.</p>'
+    introduction = f'<p class="remat-empty">One value saved or recomputed instead, best first{escape(than)}.</p>'
     return introduction + table_html(what_if_table(rows, live=live)) + sentences
 
 
@@ -144,7 +144,7 @@ def what_if_table(rows: Sequence[WhatIf], *, live: bool = False) -> Table:
         body.append(Row(cells))
     heads = (("Instead", "kind"), ("Saved", "num"), ("Recomputed", "num"), ("Time", "num"), ("Value", "type"),
              ("Made by", "made"))  # fmt: skip
-    return Table("Single values the other way", heads, body, "stacks flips")
+    return Table("Single values saved or recomputed instead", heads, body, "stacks flips")
 
 
 def flip_key(row: WhatIf) -> str:
@@ -158,9 +158,11 @@ def left_out(rows: Sequence[WhatIf]) -> list[str]:
     not_shown = len(alike_rows(rows)) - ROWS
     idle = sum(not _changes(row) for row in rows)
     sentences = [f"and {not_shown:,} more."] if not_shown > 0 else []
-    sentences += [f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else []
+    sentences += [f"Changing {fmt.count(idle, 'other value')} has no effect on bytes or work."] if idle else []
     little = sum(_small(rows))
-    return sentences + ([f"To flip {fmt.count(little, 'value')} changes less than a thousandth."] if little else [])
+    return sentences + (
+        [f"Changing {fmt.count(little, 'value')} has an effect of less than a thousandth."] if little else []
+    )
 
 
 def _changes(row: WhatIf) -> bool:

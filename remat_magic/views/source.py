@@ -278,7 +278,7 @@ def marked_code(text: str, coloured: Sequence[Word], marks: Sequence[Mark]) -> s
 _Line = tuple[str, int | None, int]  # file, cell, number
 _Attributions = dict[_Line, list[Attribution]]  # by the lines that they begin on
 
-_PICK = "Only this line, in tables and jaxprs; once more shows all again"
+_PICK = "Show only this line in tables and jaxprs; click again to show all"
 
 
 @dataclass(frozen=True, slots=True)

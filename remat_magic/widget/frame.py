@@ -17,9 +17,9 @@ from remat_magic.widget.panels import ID, Panel, button, select, taught
 
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
-_MORE = "What else the choice does, its code, what it is compared with, and rarer options; what is unfolded stays so"
-_ASK = "All figures become those of one device: XLA is asked how it spreads the values, a second for 1,000 operations"
-_TO_EDIT = "The plan as an edit of your source, whose cells can be copied whole"
+_MORE = "Further figures of the choice, its code, a comparison, and rarer options"
+_ASK = "Show all figures for one device: XLA says how it shards the values, in a second for 1,000 operations"
+_TO_EDIT = "The plan as an edit of your source, with whole cells to copy"
 _OTHER = "?"  # what the list of devices has for so many bytes
 
 

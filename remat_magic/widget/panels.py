@@ -160,28 +160,28 @@ class Panel:
 ID = "__remat__"
 
 _TAUGHT = {
-    "against": "A, the choice that the shown one, B, is compared with, in numbers and tables",
-    "apply": "Bind the function's name to it with this choice; what was compiled before keeps the old one",
-    "arrange": "Search the rows and group them (also the key / in the table); what is unfolded stays so",
-    "at": "Where the policy goes: the whole function, its checkpoints, or a function that it calls",
-    "beside": "Keep the source in sight, at the left of every tab",
-    "copy": "Copy the code for this choice, to be pasted into your program",
-    "device": "What it is to fit: bytes and times are this device's, and its compiler is asked where it is installed",
-    "find": "Show the rows that have this in them",
-    "gradient": "Which of the gradients that the function takes is looked at",
-    "group": "Put the rows of one line, name, operation or loop together, with their sum",
+    "against": "Choice A, to compare with the choice shown, B",
+    "apply": "Rebind the function's name to it with this choice; functions made from it before keep the old one",
+    "arrange": "Search the rows and group them (also the key / in the table)",
+    "at": "Where the policy applies: the whole function, its checkpoints, or a function that it calls",
+    "beside": "Show the source at the left of every tab",
+    "copy": "Copy the code for this choice, to paste into your program",
+    "device": "The device to fit: bytes and times are for it, and its compiler is asked if it is installed",
+    "find": "Show only rows that contain this",
+    "gradient": "Which of the function's gradients is shown",
+    "group": "Group the rows by line, name, operation or loop, with their sums",
     "policy": "What is saved for the backward pass and what it computes again; opens as a list with what each does",
     "state-offload": "Move it to the host's memory for the backward pass, and back",
     "state-recompute": "Let the backward pass compute it again",
     "state-save": "Keep it on the device for the backward pass",
-    "tab-choices": "All that was looked at, by what it needs and the time that it takes, and the edit of your source",
+    "tab-choices": "All choices that were tried, by memory and time, with the edit of your source",
     "tab-jaxprs": "The programs of the forward and the backward pass, as JAX prints them",
-    "tab-listing": "Your source, with what each line saves and has computed again",
-    "tab-memory": "What is held when, by the lines that hold it",
-    "tab-notes": "What to know of the shown choice, and what would help that is no choice",
+    "tab-listing": "Your source, with what each line saves and recomputes",
+    "tab-memory": "The memory in use over time, by line of your source",
+    "tab-notes": "Remarks on the choice shown, and advice",
     "tab-values": "The values that are saved for the backward pass, called residuals, and what it computes again",
-    "whole": "Show both jaxprs to their ends, and not their first lines alone",
-    "unpick": "Choose no line: all rows are shown again, and nothing is marked",
+    "whole": "Show both jaxprs in full, not only their first lines",
+    "unpick": "Clear the line: show all rows, mark nothing",
 }
 """What a control is for, said on hover, by its key."""
 
@@ -299,7 +299,7 @@ class Jaxprs(Panel):
         return {"frame": jaxprs(report, bodies=False), "bodies": lazy_chunks(report)}
 
 
-_GONE = "That row is of a list that is no longer here: unfold the list again, and choose from the new one"
+_GONE = "That list is outdated: open it again, and choose from the new one"
 
 
 class Choices(Panel):

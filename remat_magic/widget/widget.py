@@ -431,7 +431,7 @@ class RematWidget(Channel):
         meanings |= {key: plan_views.plan_meaning(plan) for key, plan in plans.items()}
         instead, applying = "your source as it is", "Apply undoes an earlier Apply"
         if report.policy in plans:
-            instead, applying = plan_views.UNPASTED, "Apply binds it"
+            instead, applying = plan_views.UNPASTED, "Apply rebinds the function's name"
         status = f"{instead}; {applying}" if self._apply else instead
         if donating := self._live.donating(report.policy, report.at):
             meanings[report.policy] = donating.caution

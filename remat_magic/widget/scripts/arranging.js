@@ -50,7 +50,7 @@ function dressHeads(table, onSort) {
     if (head.querySelector("button")) return;
     const button = link("", head.textContent ?? "", () => onSort(column));
     button.dataset.order = "";
-    button.title = "Sort by this; once more turns it round";
+    button.title = "Sort by this; click again to reverse";
     head.replaceChildren(button);
   });
 }

@@ -66,7 +66,7 @@ export function choiceList(widget, which) {
       for (const one of keys) taken.add(one);
       const own = option.dataset.at ?? at; // a plan's
       const tried = keys.map((one) => store.figures.get(keyOf(one, own))).find(Boolean);
-      const error = tried?.error || row?.error || (done && !row && own === at ? "It is not compared at this place." : "");
+      const error = tried?.error || row?.error || (done && !row && own === at ? "It was not compared at this place." : "");
       const known = /** @type {Record<string, string> | undefined} */ (tried ?? /** @type {any} */ (row));
       const meaning = meanings[key] ?? store.views.get(keyOf(key, own))?.meaning ?? "";
       listed.push({

@@ -47,7 +47,7 @@ function follow(part) {
     const shown = column ?? data.peak;
     const sizes = data.live.map((changes) => at(changes, shown));
     const whole = sizes.reduce((sum, size) => sum + size, 0);
-    const note = pinned ? " (kept by your click; Escape lets go)" : "";
+    const note = pinned ? " (kept by your click; Escape undoes)" : "";
     said.textContent = column === null ? data.atPeak : `${data.said[shown]}: ${quantity(whole, "bytes")} by estimate${note}`;
     plot.setAttribute("aria-valuenow", String(shown + 1));
     plot.setAttribute("aria-valuetext", said.textContent);

@@ -41,7 +41,7 @@ export function panel(widget, key) {
     for (const row of choosable()) {
       row.setAttribute("aria-selected", String(linking.chosen === row.dataset.k));
       row.dataset.lmSuppressShortcuts = "true";
-      row.title ||= "Mark its line in the source and its equations in the jaxprs (also Enter); once more takes it back";
+      row.title ||= "Mark its line in the source and its equations in the jaxprs (also Enter); again to undo";
     }
     reach(choosable().find((row) => row === focused));
     // A row that is moved loses the focus.

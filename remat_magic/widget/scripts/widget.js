@@ -15,7 +15,7 @@ import { keyOf } from "./shared.js";
 const TRACING = "Tracing…";
 /** How long, in ms, a kernel may take to answer, before the reader sees that it may not be there. */
 const PATIENCE = 4_000;
-const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
+const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was shown stays readable.";
 
 /** @type {WeakMap<object, Store>} */
 const stores = new WeakMap();
