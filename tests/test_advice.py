@@ -469,7 +469,7 @@ def test_what_helps_against_the_softmax_of_the_logits():
     assert min(ruled.peak_bytes, narrow.peak_bytes) > 0.95 * before.peak_bytes
     # Even the logits of an eighth can be most of a small peak.
     (again,) = of_the_logits(in_parts)
-    assert "twice the turns" in again.mend
+    assert "twice as many steps" in again.mend
     assert sum(one.stake for one in of_the_logits(functools.partial(in_parts, parts=32))) <= again.stake / 4
     mended = rm.trace(functools.partial(in_turns, checkpointed=True), *HEAD).report()
     assert mended.peak_bytes < 0.6 * rm.trace(in_turns, *HEAD).report().peak_bytes
@@ -560,4 +560,4 @@ def test_lower_is_said_without_a_doubt_only_of_ranges_that_do_not_overlap(device
     trace = rm.trace(loss, f32(24, width, width), f32(4096, width))
     (found,) = (it for it in trace.advice(device=device) if it.kind in ("no-checkpoint-there", "steps-together"))
     with_it, without = trace.report(found.policy, found.at, device=device), trace.report(device=device)
-    assert ("need not be lower" in found.sentence) == (with_it.peak_high >= without.peak_low)
+    assert ("XLA may need as much" in found.sentence) == (with_it.peak_high >= without.peak_low)

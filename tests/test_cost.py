@@ -675,7 +675,7 @@ def test_what_a_rule_runs_again_is_told(remat3, name, policy):
     notes = [note for note in report.notes if note.kind == "rule-repeats"]
     assert bool(notes) == bool(products)
     for note in notes:
-        figure = float(note.split("whatever the policy: ")[1].split(" kFLOPs")[0]) * 1e3
+        figure = float(note.split("under every policy: ")[1].split(" kFLOPs")[0]) * 1e3
         assert products * PRODUCT <= figure < 1.2 * products * PRODUCT
         assert "dot_general" in note.about
 

@@ -613,7 +613,7 @@ def test_what_names_more_than_the_plan_offers_the_nearest(module):
     trace = rm.trace(made.f, *SQUARE)
     edit = trace.edit(trace.plan(32))
     assert (edit.verified, edit.saved_bytes, edit.excess_bytes, edit.budget_bytes) == (False, 48, 16, 32)
-    assert "stands for all" in edit.differences[-1]
+    assert "covers all values of its line" in edit.differences[-1]
     assert (edit.best.verified, edit.best.saved_bytes, edit.best.excess_bytes) == (True, 32, 0)
     nothing = trace.edit(trace.plan(16)).best  # one of several does not fit by itself
     assert (nothing.verified, nothing.policy, nothing.budget_bytes) == (True, "nothing_saveable", 16)
@@ -836,7 +836,7 @@ def test_a_checkpoint_of_several_places_is_written_for_all_of_them(module):
     trace = rm.trace(module(SHARED).f, *ROWS)
     one = trace.edit("dots_saveable", "block")
     assert not one.verified
-    assert "stands for all" in one.differences[-1]
+    assert "covers all values of its line" in one.differences[-1]
     assert one.diff().startswith(f"# This edit was not verified: {one.differences[0]}\n--- ")
     both = trace.edit("dots_saveable", {"block": "dots_saveable", "other": "dots_saveable"})
     assert both.verified, both.differences

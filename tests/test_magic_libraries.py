@@ -99,7 +99,7 @@ def test_the_loss_is_shown_and_apply_reaches_a_name(cells, name, setup, call, bo
         np.testing.assert_array_equal(is_now, was)
     if len(call.split(")(")) > 1 and name == "flax.nnx":
         (note,) = written.notes
-        assert note.startswith(f"The gradient of {bound} ")
+        assert note.startswith(f"This is the gradient of {bound} ")
 
     cells.ok("%%remat --apply -p nothing_saveable -o seen", call)
     assert f"`{bound}` now runs under nothing_saveable" in cells.out

@@ -193,7 +193,7 @@ def test_constraints_inside_of_bodies_and_on_numbers_say_how_arguments_are():
         report = rm.trace(lambda w, x: jax.checkpoint(inner)(w, x).sum(), f32(WIDTH, WIDTH), f32(BATCH, WIDTH)).report()
     assert report.devices == 8
     (note,) = [note for note in report.notes if note.kind == "argument-unplaced"]
-    assert "how w is spread" in note  # and not x, which the checkpoint's body spreads
+    assert "w has neither a sharding nor a spec" in note  # and not x, which the checkpoint's body spreads
 
 
 @eight

@@ -466,7 +466,7 @@ def of_all_together(function, *args):
         assert getattr(report, figure) == getattr(alone, figure)
     assert report.together == report.saved_bytes
     (note,) = (note for note in report.notes if note.kind == "devices-together")
-    assert "of all 8 together, arguments too" in note
+    assert "arguments too, are of all 8 together" in note
     for said in (plain(report), report_html(report)):
         assert "of all 8 devices together" in said
     comparison = rm.trace(function, *args).compare(["none", "nothing_saveable"])

@@ -46,7 +46,7 @@ def test_the_rows_add_up_to_the_peak():
     sizes = [int(number.replace(",", "")) for number in re.findall(r'title="([\d,]+) bytes"', table)]
     assert sum(sizes) == xla_memory().peak_bytes == 4100
     words = unescape(table)
-    assert "Held at the peak of XLA's program for H100 SXM 4.10 kB; with 900 B that is allocated" in words
+    assert "Held at the peak of XLA's program for H100 SXM 4.10 kB; another 900 B is allocated" in words
     assert "the program needs 5.00 kB" in words
     assert "In other memories, besides: 64 B." in table
     assert "x2" in table  # two that are alike, with the line of the library that they were made in
