@@ -15,6 +15,8 @@ widget's dropdown:
 ========================================================  ============================================================
 """
 
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,18 +25,6 @@ from collections.abc import Sequence
 from remat_magic.policies.keys import AS_WRITTEN, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE, Alternative, Key
 from remat_magic.policies.objects import Resolved, describe, resolve
 from remat_magic.records import Choice
-
-__all__ = [
-    "AS_WRITTEN",
-    "MIXED",
-    "NO_CHECKPOINT",
-    "OWN",
-    "Key",
-    "Resolved",
-    "choices",
-    "describe",
-    "resolve",
-]
 
 
 def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
