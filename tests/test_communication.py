@@ -172,7 +172,7 @@ def test_a_repeated_gather_is_shown_as_what_it_is():
     assert sum(row.communicated_bytes for row in gathers) == LAYERS * GATHERED == report.repeated_communicated_bytes
     assert sum(row.sent_bytes for row in gathers) == LAYERS * GATHERED * 3 // 4
     (line,) = (row for row in line_rows(report) if any(equation.collective for equation in row.equations))
-    assert "(4.10 kB over data)" in line.attribution.repeats or "(12.3 kB over data)" in line.attribution.repeats
+    assert "(4.10 kB over data)" in line.repeats or "(12.3 kB over data)" in line.repeats
     for text in (plain(report), report_html(report)):
         assert "gathers 12.3 kB again over data" in text
         assert "12.3 kB over data" in text
