@@ -162,7 +162,7 @@ def test_a_gpt_that_needs_twice_and_more_of_what_there_is_gets_an_answer_that_ca
     assert 30e9 < fit.needed_bytes < 60e9
     assert fit.fits is False
     assert fit.capacity_bytes == 16908288000
-    answer = fit.choices[0]  # of what is unrolled the range is wide
+    answer = next(choice for choice in fit.choices if not choice.by_hand)  # of what is unrolled the range is wide
     assert answer == fit.best or unrolled
     assert answer.needed_low < answer.needed_bytes < fit.capacity_bytes
     assert trace.edit(answer).verified

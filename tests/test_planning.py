@@ -132,9 +132,9 @@ def test_closed_it_answers_nothing(planning, browser):
 
 # What is recomputed, the bound, and what is said of both: what is proven best the status says.
 PROVEN = [
-    (10, 10, "10 FLOPs;"),
-    (10, 5, "10 FLOPs (any choice of names: at least 5 FLOPs);"),
-    (10, 0, "10 FLOPs;"),  # as for a peak on a device, where no bound is known
+    (10, 10, "10 FLOPs."),
+    (10, 5, "10 FLOPs (any choice of names: at least 5 FLOPs)."),
+    (10, 0, "10 FLOPs."),  # as for a peak on a device, where no bound is known
 ]
 
 

@@ -170,7 +170,7 @@ class Search:
         inside = engine.contents()
         sites = [site.key for site in engine.primal.table.sites]
         places = self._worth_trying(inside)
-        outside = self.outside(inside, places)
+        outside = self._outside(inside, places)
         free = [key for key in outside if key not in sites]
         best = engine.default_at if sites else next(iter(places), "function")
         yield _Candidate("none", "sites" if sites else "function")
@@ -186,7 +186,8 @@ class Search:
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
                 yield _mixed(dict.fromkeys(apart, policy))
-        yield from self._first_parts(inside)
+        if self._request is None:  # a plan is for a place of the program that is there
+            yield from self._first_parts(inside)
         yield from self._moved(sites, [key for key in places if key not in sites], inside)
         for key in free[:2]:
             yield from _at(key)
@@ -206,9 +207,8 @@ class Search:
         others = (choice for key in free[2:] for choice in _at(key))
         yield from (replace(choice, late=True) for choice in (*groups, *others))
 
-    def outside(self, inside: Mapping[str, Contents], places: Sequence[str] | None = None) -> list[str]:
-        """Of places (all that matter by default) those in no checkpoint; in one, another lowers what that repeats."""
-        places = self._worth_trying(inside) if places is None else places
+    def _outside(self, inside: Mapping[str, Contents], places: Sequence[str]) -> list[str]:
+        """Of places those in no checkpoint; in one, another lowers what that repeats."""
         around: dict[int, list[set[int]]] = {}  # the checkpoints that each operation is in
         for key in {site.key for site in self._facts.engine.primal.table.sites} & inside.keys():
             for operation in inside[key].operations:
@@ -493,11 +493,10 @@ class Search:
         if choice.at == "function" and choice.policy == _NOTHING and without is not None:
             lower = tried.peak_bytes < CLEARLY_LOWER * (without.peak_bytes or 0)
             return f"{label_of(tried)} recomputes it part by part" if lower else ""
-        if choice.policy == _DOTS and without is not None:  # which saves as much as the other, or more
-            fewer = by_choice.get((_BATCHLESS, choice.at))
-            if fewer is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
+        if choice.policy == _DOTS and (fewer := by_choice.get((_BATCHLESS, choice.at))):  # which saves no more
+            tried = fewer
+            if without is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
                 return f"the estimated peak is no lower with {label_of(fewer)}"
-            tried = fewer or tried
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
             # They can lower the peak where to save nothing does not: then all is made again at once.
             products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)

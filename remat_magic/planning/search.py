@@ -38,7 +38,6 @@ FILLED = 0.98
 CLEARLY = 0.99
 """Of what another choice costs: a plan that spares less is not worth its names."""
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
-_TIMED_OUT = "The solver met its time limit: on a faster machine it may find better."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def told(facts: Facts, best: Plan, request: Request) -> Plan:
     report = facts.under(best if best.names else best.policy, best.at).report(request.memory)
     moved = not best.offloaded_bytes or offloading(report, device) == "moved"
     unweighed = "" if device is None else _unweighed(report, device)
-    sentences = [best.status, "" if moved else _OFFLOADED, unweighed, _TIMED_OUT * best.timed_out]
+    sentences = [best.status, "" if moved else _OFFLOADED, unweighed]
     status = " ".join(filter(None, sentences))
     try:
         choices = planner(facts, best.at)
@@ -153,16 +152,8 @@ def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan |
     best, _ = _solved(choices, Request(limit), Problem(choices.graph, group=group))
     if best is None or not best.names:
         return None
-    # Of all choices, and not of groups alone.
-    bound = (choices.problem().relax(limit) if plan.of == "saved" else None) or 0.0
-    return replace(
-        best,
-        policy=f"{plan.policy} in the source",
-        label=f"{plan.label} in the source",
-        budget_bytes=plan.budget_bytes,
-        bound=min(int(bound), best.recomputed_flops),
-        status="The best of what the source can name.",
-    )
+    called = {"policy": f"{plan.policy} in the source", "label": f"{plan.label} in the source"}
+    return replace(best, **called, budget_bytes=plan.budget_bytes, status="The best of what the source can name.")
 
 
 # ------------------------------------------------------------------------------------------------- plans that are known
@@ -214,7 +205,7 @@ def as_plan(facts: Facts, request: Request, report: Report) -> Plan:
 
 def _like(made: Plan, plan: Plan) -> Plan:
     """A plan with the values of another one, and what was said of them."""
-    same = ("names", "fingerprint", "unreached", "timed_out", "solve_seconds", "status")
+    same = ("names", "fingerprint", "unreached", "status")
     return replace(made, **{name: getattr(plan, name) for name in same})
 
 
@@ -268,8 +259,6 @@ def within_saved(facts: Facts, at: str, request: Request) -> Plan:
         )
     best = min(found, key=order)
     best = with_bound(best, solution.bound, solution.cost) if solution else with_bound(best, 0.0)
-    if solution is not None:
-        best = replace(best, solve_seconds=solution.seconds, timed_out=solution.timed_out)
     return told(facts, best, request)
 
 

@@ -19,7 +19,6 @@ hundredth of the bound are then found in 0.1 to 3 s.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ NODES = 500
 """Of the solver's tree, after which the search ends with what it has: few choices are found beyond its root."""
 
 _SECONDS = 60.0  # the last resort: one node has no limit of its own
-_TIME_LIMIT, _INFEASIBLE = 1, 2  # statuses of scipy's
+_INFEASIBLE = 2  # a status of scipy's
 _PRECISION = 1e-6
 _TIE = 1e-6  # bytes count a very little beside the cost (both add up to a thousand), or what spares nothing is saved
 
@@ -63,15 +62,12 @@ class Solution:
     """The names to save, what saving them comes to by the graph, and a bound that no choice of names undercuts.
 
     ``cost`` and ``bound`` are in the unit of the problem's costs. Of the ``names``, those ``offloaded`` go to the host.
-    ``timed_out`` tells that the solver met its time limit, so that a faster machine may find a better choice.
     """
 
     names: frozenset[str]
     saved_bytes: int
     cost: float
     bound: float = 0.0
-    timed_out: bool = False
-    seconds: float = 0.0
     offloaded: frozenset[str] = frozenset()
 
 
@@ -168,7 +164,6 @@ class Problem:
             gap: how far from its bound a choice may be, as a part of its cost, for the search to end.
             nodes: after so many of the search's tree it ends with what it has.
         """
-        began = time.perf_counter()
         if not len(self._cost):
             return self._choice(budget, set(), set(), self._always)
         result = self._run(budget, gap, nodes)
@@ -178,8 +173,7 @@ class Problem:
         count = len(self._units)
         saved = {unit for unit in chosen if unit < count}
         moved = {unit - count for unit in chosen if unit >= count} - saved
-        timed_out, seconds = result.status == _TIME_LIMIT, time.perf_counter() - began
-        return self._choice(budget, saved, moved, self._bound(result, budget), timed_out, seconds)
+        return self._choice(budget, saved, moved, self._bound(result, budget))
 
     def _run(self, budget: int, gap: float, nodes: int, *, whole: bool = True) -> Any:
         return milp(
@@ -203,15 +197,7 @@ class Problem:
         least = max(0.0, value - tie - _PRECISION) * self._unit
         return (math.ceil(least) if self.costs.whole else least) + self._always
 
-    def _choice(
-        self,
-        budget: int,
-        saved: set[int],
-        moved: set[int],
-        bound: float,
-        timed_out: bool = False,
-        seconds: float = 0.0,
-    ) -> Solution | None:
+    def _choice(self, budget: int, saved: set[int], moved: set[int], bound: float) -> Solution | None:
         """What is used of a choice, without the smallest where the budget is exceeded by the solver's tolerance.
 
         That is a millionth of what a solver's numbers are near to, which can be more than a small value takes.
@@ -222,7 +208,7 @@ class Problem:
             names = self.graph.used({*offloaded, *(name for unit in saved for name in self._units[unit])})
             size, cost = self.measure(names, offloaded & names)
             if size <= budget:
-                return Solution(names, size, cost, bound, timed_out, seconds, offloaded & names)
+                return Solution(names, size, cost, bound, offloaded & names)
         return None
 
 

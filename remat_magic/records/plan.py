@@ -58,10 +58,10 @@ class Plan(Displayed, Labelled):
     offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
-    ``bound_seconds`` where these are what is least, both as estimated. ``timed_out`` tells that the solver met its time
-    limit, so that a faster machine may find better. ``unreached`` tells what a policy may keep that no name does, and
-    of which a bound says nothing. Equal layers that share one body are decided together, those of a Python loop one by
-    one. A policy of JAX's that does better is taken instead: then ``names`` is empty and ``policy`` its key.
+    ``bound_seconds`` where these are what is least, both as estimated. ``unreached`` tells what a policy may keep that
+    no name does, and of which a bound says nothing. Equal layers that share one body are decided together, those of a
+    Python loop one by one. A policy of JAX's that does better is taken instead: then ``names`` is empty and ``policy``
+    its key.
     ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
     ``plan.apply(function)`` can apply it. ``policy`` is the key that it goes by among policies, ``label`` what people
     call it ("plan within 121 MB of peak"). On a mesh ``of_devices`` tells whose the figures are, as in ``Report``.
@@ -82,8 +82,6 @@ class Plan(Displayed, Labelled):
     peak_bytes: int | None = None
     uncosted: tuple[str, ...] = ()
     fingerprint: str = ""
-    solve_seconds: float = 0.0
-    timed_out: bool = False
     of: str = "saved"
     cost: str = "flops"
     device: str = ""

@@ -45,7 +45,6 @@ def plan_sentences(plan: Plan) -> list[str]:
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
         f"recomputes {again}{share or ''}{least}",
-        f"solved in {fmt.seconds(plan.solve_seconds)}",
     ]
     return [f"{'; '.join(filter(None, facts))}.", *filter(None, [plan.status])]
 
