@@ -225,8 +225,8 @@ def insertions_at(code: UserCode, engine: Engine, at: str) -> list[Insertion]:
     if calls and library != "flax.linen":
         own = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
         given = [] if library == "equinox" else [position - bound for position in static]
-        insertions += [Insertion(own, calls=calls, options=_numbers(some)) for some in _beginnings(given)]
-        insertions += [Insertion(own, calls=calls, bind=True)] * any(call.keywords for _, call in calls)
+        for bind in (False, True)[: 1 + any(call.keywords for _, call in calls)]:
+            insertions += [Insertion(own, calls=calls, options=_numbers(it), bind=bind) for it in _beginnings(given)]
     return insertions
 
 

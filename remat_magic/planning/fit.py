@@ -222,11 +222,11 @@ class _View:
 
     def unsettled(self, fit: Fit) -> FitChoice | None:
         """What would be offered and was not written yet: the first, and plans, which often cannot be."""
-        first = fit.best or next((choice for choice in fit.choices if choice.fits is not False), fit.nearest)
-        offered = [choice for choice in fit.choices if choice.plan is not None and choice.fits is not False]
-        choices = (choice for choice in (first, *offered) if choice is not None and choice != self.as_written)
-        edited = (choice for choice in choices if not choice.by_hand)
-        return next((choice for choice in edited if choice.which not in self.written), None)
+        choices = [it for it in fit.choices if not it.by_hand and it.which != self.as_written.which]
+        hopeful = [it for it in choices if it.fits is not False]
+        hopeful = hopeful or sorted(choices, key=lambda it: it.needed_bytes or math.inf)[:1]
+        offered = (it for number, it in enumerate(hopeful) if it.plan is not None or not number)
+        return next((it for it in offered if it.which not in self.written), None)
 
     def _seconds(self, report: Report) -> float | None:
         if self._times is None or self._target.device is None:
