@@ -79,7 +79,7 @@ def test_places_that_cannot_matter_are_left_out_and_said(remat2):
 
     found = rm.trace(fun, f32(4000)).places()  # on a GPU no checkpoint lowers the peak: all that is saved is made again
     assert "Not tried, since its values are less than a thousandth of all: small." in found.not_tried
-    assert "Not tried, since calls of another function are the same: outer." in found.not_tried
+    assert "Not tried, since a checkpoint on inner does the same: outer." in found.not_tried
     assert not {row.at for row in found} & {"small", "outer"}
     assert any("no matrix product is recomputed" in sentence for sentence in found.not_tried)
 

@@ -131,10 +131,8 @@ class Search:
         while left or capacity is not None:
             if capacity is not None and (not left or left[0].late or done >= most):
                 self._add_known()
-                plans = [
-                    *self._more_parts(capacity),
-                    *self._within(capacity),
-                ]  # it is known now which places are worth one
+                # It is known now which places are worth a plan.
+                plans = [*self._more_parts(capacity), *self._within(capacity)]
                 left, capacity, most = deque([*plans, *left]), None, max(most, done + len(plans))
                 continue
             choice = left[0]
@@ -152,11 +150,10 @@ class Search:
 
     def _add_known(self) -> None:
         """Take in what was asked for before, where a plan is to cost no more than that."""
+        tried = {(report.policy, report.at) for report in self.tried}
         for variant in self._facts.known() if self._request else ():
             report = variant.report(self._memory)
-            if not report.backward_error and (report.policy, report.at) not in {
-                (it.policy, it.at) for it in self.tried
-            }:
+            if not report.backward_error and (report.policy, report.at) not in tried:
                 self.add(report, only_new=False)
 
     # ------------------------------------------------------------------------------------------------- what to try
@@ -192,10 +189,8 @@ class Search:
         for key in free[:2]:
             yield from _at(key)
         first, *others = _at("function")
-        yield from (
-            first if best == "function" or self._capacity is None else replace(first, after=(_NOTHING, best)),
-            *others,
-        )
+        some = self._capacity is not None and best != "function"
+        yield from (replace(first, after=(_NOTHING, best)) if some else first, *others)
         for key in sites if len(sites) > 1 else ():
             yield _Candidate("none", key)
             yield from _at(key)
@@ -499,14 +494,15 @@ class Search:
                 return f"the estimated peak is no lower with {label_of(fewer)}"
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
             # They can lower the peak where to save nothing does not: then all is made again at once.
-            products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
-            return "" if products else "no matrix product is recomputed there that they could save"
-        if without is not None and choice.at.startswith(
-            f"{choice.after[1]}/"
-        ):  # that one of them gains nothing says little
-            size, runs = int(choice.at.rpartition("/")[2]), self._facts.engine.contents()[choice.after[1]].runs
-            again = (without.saved_bytes - tried.saved_bytes) / max(runs, 1)
-            return "they would recompute more at once than they stop saving" * (tried.saved_bytes <= size * again)
+            if any(row.primitive in _jax.MATMULS for row in tried.recomputed):
+                return ""
+            none = "no matrix product is recomputed there that they could save"
+            return none if tried.policy == _NOTHING else f"{label_of(tried)} does the same"
+        one, _, size = choice.at.rpartition("/")
+        if without is not None and one == choice.after[1]:  # that one call of a group gains nothing says little
+            again = (without.saved_bytes - tried.saved_bytes) / max(self._facts.engine.contents()[one].runs, 1)
+            more = "they would recompute more at once than they stop saving"
+            return more * (tried.saved_bytes <= int(size) * again)
         if without is not None and (tried.peak_bytes or 0) > _LOWER * (without.peak_bytes or 0):
             return f"the estimated peak is hardly lower with {label_of(tried)}"
         return ""
