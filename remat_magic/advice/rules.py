@@ -28,6 +28,7 @@ from remat_magic.planning.places import searched
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
 from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records.fit import by_hand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,7 +346,8 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     facts, peak = case.facts, case.report.peak_bytes
     if case.report.policy == MIXED or case.report.backward_error or not peak:
         return
-    tried = [it for it in searched(facts, case.memory, _TRIED_FIRST) if it.peak_bytes and it.policy != "none"]
+    first = searched(facts, case.memory, _TRIED_FIRST)
+    tried = [it for it in first if it.peak_bytes and it.policy != "none" and (it.code or not by_hand(it.at))]
     most = min(_NEARLY * min((it.peak_bytes or 0 for it in tried), default=0), _LOWER * peak)
     better = [it for it in tried if (it.peak_bytes or 0) <= most]
     best = min(better, key=lambda it: (it.repeated_flops, it.peak_bytes), default=None)
@@ -355,6 +357,7 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     sites = (*engine.primal.table.sites, *engine.primal.possible.sites, *engine.primal.possible.groups)
     site = next((site for site in sites if site.key == best.at), None)
     code, _, where = best.code.partition("  # ")
+    where = where or "in place of the call" * by_hand(best.at)
     again = ""
     if case.report.forward_flops:
         now, then = (choice.repeated_flops / case.report.forward_flops for choice in (case.report, best))
