@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remat_magic.records.comparison import Comparison
     from remat_magic.widget.widget import show
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Comparison",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -16,6 +17,7 @@ from remat_magic import _jax, devices, script, units
 from remat_magic.api import trace
 from remat_magic.errors import RematError
 from remat_magic.measuring.elsewhere import MOST_CACHED, compiled_folder, version
+from remat_magic.wording import one_line
 
 
 def environment() -> tuple[list[str], bool]:
@@ -25,6 +27,7 @@ def environment() -> tuple[list[str], bool]:
         f"remat_magic {version('remat_magic') or 'as a folder, not installed'}",
         f"Python {platform.python_version()}",
         f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({tested})",
+        _devices(),
     ]
     failed = _self_check()
     try:
@@ -44,6 +47,16 @@ def environment() -> tuple[list[str], bool]:
     lines += [f"missing: {', '.join(missing)}"] if missing else []
     lines += _compilers()
     return lines, not (missing or failed)
+
+
+def _devices() -> str:
+    """What JAX runs on, with its memory where JAX knows it."""
+    try:
+        kinds = Counter((device.device_kind, _jax.memory_limit(device)) for device in jax.devices())
+    except RuntimeError as error:  # of a driver or a plugin
+        return f"JAX finds no device: {one_line(str(error))}"
+    found = [f"{count} {kind}{f' of {units.nbytes(size)}' if size else ''}" for (kind, size), count in kinds.items()]
+    return f"devices: {', '.join(found)}"
 
 
 def _compilers() -> list[str]:

@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "script": ({"records", "devices", "api", "views", "widget"}, set()),
-    "__main__": ({"_jax", "api", "devices", "measuring", "script"}, {"jax"}),
+    "__main__": ({"_jax", "api", "devices", "measuring", "script", "wording"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": (

@@ -389,7 +389,7 @@ def test_what_jax_refuses_as_it_is_written_is_shown_under_a_policy_that_it_takes
         jax.eval_shape(jax.grad(jax.checkpoint(written)), *WRITTEN)
     except TypeError:  # the policy inside saves one once more is run
         assert "block may under dots_saveable" in trace.report("nothing_saveable", "function").backward_error
-        with pytest.raises(rm.RematError, match="too few: [^;]*; raise the budget\\.$"):
+        with pytest.raises(rm.RematError, match="too few: |such as 'nothing_saveable' at 'sites'"):
             trace.plan(100)
     with pytest.raises(rm.RematError, match="a complex value"):
         rm.trace(lambda w, x: jax.linearize(written, w, x)[1](w, x), *WRITTEN)

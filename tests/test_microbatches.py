@@ -703,3 +703,16 @@ def test_a_step_of_nnx_is_cut():
     values = [step(*one, *EXAMPLES) for _ in range(2)], [changed(*other, *EXAMPLES) for _ in range(2)]
     assert_close(*values)
     assert_close(*(jax.tree.leaves(nnx.state(it[0])) for it in (one, other)))
+
+
+def test_where_one_example_is_another_program_more_of_them_are_tried():
+    """``squeeze`` takes the axis of one example away."""
+
+    @jax.jit
+    def step(w, x):
+        return w - jax.grad(lambda w, x: jnp.mean(jnp.squeeze(jnp.tanh(x @ w)[:, None]) ** 2))(w, x)
+
+    engine = rm.trace(step, F32((4, 4)), F32((16, 4))).engine
+    with pytest.raises(rm.RematError):
+        engine.in_parts("none", "batch in 16")
+    assert engine.in_microbatches(max) == ((2, 4, 8, 16), 4, "")

@@ -189,6 +189,7 @@ def test_the_environment_is_told():
     )
     assert ran.returncode == 0, ran.stderr
     assert "jax" in ran.stdout
+    assert "devices: " in ran.stdout
 
 
 def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():

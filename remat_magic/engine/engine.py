@@ -179,12 +179,12 @@ class Engine:
     @property
     def cut_batch(self) -> tuple[Site, ...]:
         """The place that is the batch in about the square root of the most microbatches, if there can be some."""
-        divisors, _ = self.in_microbatches()
-        if not divisors:
+        _, count, _ = self.in_microbatches()
+        if not count:
             return ()
-        at = f"{self.batch_key} in {middle(divisors)}"
+        at = f"{self.batch_key} in {count}"
         code = self.in_parts("none", at).select("none", at).code
-        return (Site(at, self.primal.name, middle(divisors), "", None, possible=True, code=code),)
+        return (Site(at, self.primal.name, count, "", None, possible=True, code=code),)
 
     def in_parts(self, policy: Any, at: Any) -> Self:
         """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it."""
@@ -254,20 +254,22 @@ class Engine:
         """The numbers of parts that the likeliest batch can be in; none where several devices share the work."""
         return divisors(self._batches()[0][0]) if self.given.mesh_devices == 1 and self._batches() else []
 
-    def in_microbatches(self, choose: Callable[[Sequence[int]], int] = middle) -> tuple[tuple[int, ...], str]:
-        """The numbers of microbatches that there can be, and why there are none where something may be a batch.
+    def in_microbatches(self, choose: Callable[[Sequence[int]], int] = middle) -> tuple[tuple[int, ...], int, str]:
+        """The numbers of microbatches that there can be, the one that was traced, and why there are none.
 
-        The one of them that ``choose`` gives is traced.
+        Traced is what ``choose`` gives, or the middle one: with one example each the program may be another.
         """
         why = ""
         for size, _ in self._batches() if self.step else ():
             numbers = tuple(divisors(size))
-            try:
-                if numbers and self.in_parts("none", f"{self.batch_key} in {choose(numbers)}"):
-                    return numbers, ""
-            except RematError as error:
-                why = why or str(error)
-        return (), why
+            for count in dict.fromkeys((choose(numbers), middle(numbers))) if numbers else ():
+                try:
+                    self.in_parts("none", f"{self.batch_key} in {count}")
+                except RematError as error:
+                    why = why or str(error)
+                else:
+                    return numbers, count, ""
+        return (), 0, why
 
     def _in_microbatches(self, fun: Any, key: str, parts: dict[str, int]) -> Self:
         count = parts[key]

@@ -228,13 +228,12 @@ class Search:
                 )
         if little:
             self._leave_out("its values are less than a tenth of all", *little)
-        chosen = list[int]()
-        numbers, why = engine.in_microbatches(lambda of: chosen.append(self._enough(of)) or chosen[-1])
+        numbers, count, why = engine.in_microbatches(self._enough)
         if why:
             self._leave_out(why.rstrip("."), "microbatches")
         if numbers:
             self._cuts.append((engine.batch_key, numbers, "none"))
-            yield _Candidate("none", f"{engine.batch_key} in {chosen[-1]}")
+            yield _Candidate("none", f"{engine.batch_key} in {count}")
         for key in self._large_calls(inside):
             self._cuts.append((key, engine.divisors, _NOTHING))
             yield from (_Candidate(_NOTHING, at) for at in (key, f"{key} in {middle(engine.divisors)}"))
