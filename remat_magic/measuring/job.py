@@ -228,14 +228,17 @@ def _next(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> Sequence[
 def _hopeful(known: Fit, answers: Mapping[tuple[str, str], FitChoice]) -> list[FitChoice]:
     """What was not compiled, costs less than what fits by its word, and may fit; the cheapest first.
 
-    Where only what is written by hand has fitted, what an edit writes is compiled all the same.
+    Where only what is written by hand has fitted, what an edit writes is compiled all the same. A choice that hardly
+    differs from a simpler one is compiled only where that does not fit.
     """
+    refused = {it.what for it in answers.values() if it.fits is False}
 
     def enough(by_hand: bool) -> tuple[float, ...]:
         fitting = (it.cost for it in answers.values() if it.fits and it.by_hand <= by_hand)
         return min(fitting, default=(math.inf, math.inf))
 
-    choices = (choice for choice in known.tried if choice.which not in answers and not choice.unusable)
+    usable = (choice for choice in known.tried if choice.which not in answers and not choice.unusable)
+    choices = (choice for choice in usable if not choice.alike or choice.alike in refused)
     known_choices = ((choice, choice.needed_low) for choice in choices if choice.cost < enough(choice.by_hand))
     may_fit = (
         choice

@@ -14,7 +14,9 @@ from remat_magic.records.plan import Plan
 from remat_magic.records.report import Report
 from remat_magic.records.timeline import Timeline
 
-_HARDLY = 0.01  # of a peak, and of the step's time: what differs by less is the same to a reader
+_HARDLY = 0.02  # of a peak, and of the step's time: estimates tell no finer difference, and a reader asks for none
+
+_ALIKE = ", from which it hardly differs"
 
 
 def microbatches_in(at: str) -> int:
@@ -80,6 +82,11 @@ class FitChoice(Displayed):
             return replace(self, fits=None)
         low, high = (self.needed_bytes,) * 2 if self.compiled else (self.needed_low, self.needed_high)
         return replace(self, fits=high <= capacity_bytes or (None if low <= capacity_bytes else False))
+
+    @property
+    def alike(self) -> str:
+        """The ``what`` of a simpler choice from which this one hardly differs; empty where there is none."""
+        return self.beaten_by.removesuffix(_ALIKE) if self.beaten_by.endswith(_ALIKE) else ""
 
     @property
     def chosen(self) -> tuple[Plan | str, str]:
@@ -219,7 +226,7 @@ def ordered(choices: Iterable[FitChoice]) -> tuple[FitChoice, ...]:
         if alike is None:
             apart.append(choice)
         else:
-            beaten[choice.which] = f"{alike.what}, from which it hardly differs"
+            beaten[choice.which] = f"{alike.what}{_ALIKE}"
     for choice in usable:
         by = next((other.what for other in apart if _beats(other, choice)), "")
         beaten.setdefault(choice.which, by)
@@ -237,7 +244,7 @@ def _effort(choice: FitChoice) -> tuple[bool, bool, int, int, float]:
 
 
 def _hardly_differ(one: FitChoice, other: FitChoice) -> bool:
-    """Whether the peaks and the times of two choices differ by less than a hundredth, by the same word."""
+    """Whether the peaks and the times of two choices differ by less than two hundredths, by the same word."""
     if (one.compiled, one.fits) != (other.compiled, other.fits):
         return False
     needed, its = one.needed_bytes or 0, other.needed_bytes or 0
