@@ -164,6 +164,12 @@ def test_the_page_of_the_api_has_all_public_names():
     assert set(rm.__all__) - told <= set(vars(rm.records))
 
 
+@pytest.mark.parametrize("message", table_keys("wrong.md", "By message"))
+def test_what_goes_wrong_is_quoted_to_the_letter(message):
+    texts = (file.read_text(encoding="utf-8") for file in (ROOT / "remat_magic").rglob("*.py"))
+    assert any(message in text for text in texts)
+
+
 @pytest.mark.parametrize("key", table_keys("places-and-policies.md", "Policies"))
 def test_all_policy_keys_can_be_used(key):
     import jax
