@@ -395,3 +395,18 @@ def test_programs_by_chance(seed):
     fun = rm.trace(program, *args).function("nothing_saveable", at=f"vmap(body) in {parts}")
     wrt = (0, 1, 2)
     assert_close(jax.value_and_grad(fun, wrt)(*args), jax.value_and_grad(program, wrt)(*args))
+
+
+def test_a_vmap_of_which_a_call_makes_little_is_not_tried():
+    def row(w, x):
+        return jnp.sin(x @ w)
+
+    def loss(w, x):
+        for _ in range(20):
+            x = jax.vmap(row, (None, 0))(w, x)
+        return x.sum()
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 64), (256, 64))]
+    fit = rm.trace(loss, *shapes).fit("1 MiB", compile=False)
+    assert any("one call makes less than a tenth of all: vmap(row)" in sentence for sentence in fit.not_tried)
+    assert not any("vmap" in choice.at for choice in fit.tried)

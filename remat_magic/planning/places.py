@@ -211,15 +211,16 @@ class Search:
         return [key for key in places if not _is_within(inside[key].operations, around)]
 
     def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
-        """What can be cut in the fewest parts, and in about the square root of the most; not what makes little.
+        """What can be cut in the fewest parts, and in about the square root of the most; not where a call makes little.
 
         Microbatches repeat nothing. They are as many as are to fit, where something is to be fitted.
         """
         engine, little = self._facts.engine, list[str]()
-        keys = {callee.who: key for key, callee in engine.primal.possible.callees.items()}
+        # By their lines: of a module the callee is its method, and what is mapped the module.
+        keys = {callee.who[1:]: key for key, callee in engine.primal.possible.callees.items()}
         for vmap in engine.vmaps.values():
-            own = inside.get(keys.get(vmap.who, ""))
-            if own is not None and own.nbytes < _LARGE * inside["function"].nbytes:
+            own = inside.get(keys.get(vmap.who[1:], ""))
+            if own is not None and own.nbytes < _LARGE * inside["function"].nbytes * own.runs:
                 little.append(vmap.key)
             elif numbers := vmap.divisors:
                 self._cuts.append((vmap.key, numbers, _NOTHING))
@@ -227,7 +228,7 @@ class Search:
                     _Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys((numbers[0], middle(numbers)))
                 )
         if little:
-            self._leave_out("its values are less than a tenth of all", *little)
+            self._leave_out("one call makes less than a tenth of all", *little)
         numbers, count, why = engine.in_microbatches(self._enough)
         if why:
             self._leave_out(why.rstrip("."), "microbatches")

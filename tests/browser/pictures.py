@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, expect
 
 from tests.browser.inspected import Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server, browse, serve
@@ -63,7 +63,8 @@ def picture(page: Page, widget: Widget, name: str, last: str) -> None:
     assert of is not None
     assert end is not None
     left, top = of["x"] - 4, of["y"] - 4
-    clip = {"x": left, "y": top, "width": of["width"] + 8, "height": end["y"] + end["height"] + 8 - top}
+    height = end["y"] + end["height"] + 8 - top
+    clip: FloatRect = {"x": left, "y": top, "width": of["width"] + 8, "height": height}
     page.screenshot(path=PICTURES / f"{name}.png", clip=clip)
 
 
