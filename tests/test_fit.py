@@ -260,6 +260,7 @@ def choice(
     ("choices", "front"),
     [
         ([choice("a", 100, 0.2), choice("plan", 99.5, 0.195, names=3)], "a"),  # the simpler of two that hardly differ
+        ([choice("a", 100, 0.2), choice("plan", 98.5, 0.185, names=3)], "a"),
         ([choice("a", 100, 0.2), choice("plan", 98, 0.195, names=3)], "plan"),
         ([choice("a", 100, 0.2), choice("plan", 99.5, 0.18, names=3)], "plan"),
         ([choice("few", 100, 0.2, names=1), choice("many", 99.5, 0.195, names=3)], "few"),

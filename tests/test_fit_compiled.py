@@ -16,10 +16,12 @@ from remat_magic.devices import device as device_module
 from remat_magic.editing import editor
 from remat_magic.measuring import job, measure
 from remat_magic.records import Measurement
+from remat_magic.records.fit import Fit, ordered
 from tests.programs import f32
 from tests.test_donation import trained
 from tests.test_elsewhere import compiler, eventually
 from tests.test_fit import blocks
+from tests.test_fit import choice as made
 
 pytestmark = pytest.mark.usefixtures("cache")
 V5E = rm.devices.get("TPU v5e")
@@ -100,6 +102,17 @@ def test_what_an_edit_writes_is_compiled_although_microbatches_fit(xla):
     assert trace.edit(fit.best).verified
     assert fitting[0].compiled
     assert fit.best.compiled
+
+
+def test_of_two_that_hardly_differ_the_simpler_is_compiled():
+    """The other only where the simpler one does not fit."""
+    written = made("as written", 300, 0.0, fits=False)
+    simple, plan = made("a", 100, 0.2), made("plan", 99, 0.19, names=3)
+    fit = Fit("f", "", 120_000_000, written, ordered([written, simple, plan]))
+    answers = {written.which: written.as_compiled(300_000_000, False, "")}
+    assert [it.what for it in job._hopeful(fit, answers)] == ["a"]
+    answers[simple.which] = simple.as_compiled(130_000_000, False, "")
+    assert [it.what for it in job._hopeful(fit, answers)] == ["plan"]
 
 
 def test_estimates_come_first_and_compilations_have_an_end(xla):

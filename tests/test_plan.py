@@ -577,6 +577,20 @@ def test_values_in_branches_are_said_to_be_no_choices():
     assert "branches" not in outside.plan(64, "function").status
 
 
+def test_a_place_in_a_branch_says_that_its_values_are_no_choices():
+    def hot(x):
+        return jnp.sin(jnp.sin(checkpoint_name(x @ x, "a")) @ x)
+
+    def loss(flag, x):
+        return jax.lax.cond(flag, hot, jnp.cos, x).sum()
+
+    trace = rm.trace(loss, jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((64, 64), "float32"))
+    named = trace.report("save_only_these_names('a')", at="hot")
+    plan = trace.plan(named.saved_bytes, at="hot")
+    assert "values inside the branches of a conditional" in plan.unreached
+    assert "No choice of names" not in plan.status
+
+
 def test_a_value_saved_in_a_loop_counts_every_time():
     trace = traced("scanned_relu")  # 8 iterations, the matmul's result f32[4]
     plan = trace.plan(8 * 16, "function")

@@ -234,11 +234,16 @@ class _Namer:
         if active and _jax.is_custom_rule(eqn):
             return self._rule(eqn)
         if not (_jax.is_call(eqn) or _jax.is_scan(eqn) or _jax.is_shard_map(eqn)):
-            if active:
+            if active or self._has_checkpoint(eqn):
                 self._pass_by(eqn, "the branches of a conditional" if _jax.is_cond(eqn) else _jax.primitive_name(eqn))
             return eqn
         carried = _jax.carried_operands(eqn)
         return _jax.map_jaxprs(eqn, lambda body: self.jaxpr(body, carried, active))
+
+    def _has_checkpoint(self, eqn: Any) -> bool:
+        """Whether a checkpoint that is planned for stands inside an equation."""
+        inner = (inner for body in _jax.bodies(eqn) for inner in body.jaxpr.eqns)
+        return any(self._within(it) if _jax.is_checkpoint(it) else self._has_checkpoint(it) for it in inner)
 
     def _rule(self, eqn: Any) -> Any:
         """The call of a custom derivative, whose rule is differentiated no further: those inside it are plain calls."""

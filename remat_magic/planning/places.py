@@ -413,10 +413,9 @@ class Search:
         figure, limit = choice.limit
         objective, held = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
         request = self._request or Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
-        fitting = (it for it in self.tried if it.peak_bytes and held(it) <= limit)
-        fitting = (
-            it for it in fitting if self._request or not by_hand(it.at)
-        )  # which beat nothing that an edit writes
+        # What is written by hand beats nothing that an edit writes.
+        rivals = (it for it in self.tried if it.peak_bytes and (self._request or not by_hand(it.at)))
+        fitting = (it for it in rivals if held(it) <= limit)
         beat = min(map(objective.of, fitting), default=math.inf)
         plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat, by_source=not self._request)
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
