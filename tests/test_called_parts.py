@@ -316,3 +316,16 @@ def test_with_libraries(made):
         assert report.peak_bytes < trace.report().peak_bytes
         assert "jax.lax.map" in report.code
         assert_close(trace.function("nothing_saveable", at=at)(*args), fun(*args))
+
+
+def test_a_call_that_returns_the_numbers_of_its_examples_is_refused():
+    def head(w, h):
+        return jnp.sin(h @ w).sum(-1), jnp.arange(h.shape[0], dtype="float32")
+
+    def loss(w, x):
+        values, numbers = head(w, x)
+        return (values * numbers).sum()
+
+    trace = rm.trace(loss, jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((16, 4), "float32"))
+    with pytest.raises(rm.RematError, match="head in 4 cannot be done"):
+        trace.report("nothing_saveable", at="head in 4")
