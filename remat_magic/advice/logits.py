@@ -6,7 +6,6 @@ what that comes to. The softmax of an attention does not: another product reads 
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import Scope, makers, readers, walk
-from remat_magic.records import LiveValue, Residual, SourceSpan, Timeline
+from remat_magic.records import LiveValue, Residual, SourceSpan
 
 _Operation = tuple[Scope, Any]
 
@@ -30,7 +29,6 @@ class Logits:
     turns: int  # how often the product runs in the loops around it; 2 where that is not known
     source: SourceSpan | None  # the line that takes the softmax
     sources: frozenset[SourceSpan]  # those of all operations on values of that size
-    operands: int  # the bytes of what the product is of
 
     def saved(self, rows: Iterable[Residual]) -> int:
         """The bytes of residuals that are values of the logits' size, of the same lines."""
@@ -44,23 +42,6 @@ class Logits:
         """The bytes that such values and their gradients take, of all that is in use at some moment."""
         inner = (value for value in values if value.kind != "gradient")  # that of a weight can be as large
         return sum(value.nbytes for value in inner if self._is_mine(value.type, (value.source,)))
-
-    def spared(self, timeline: Timeline, parts: int) -> int:
-        """The bytes by which the peak falls where one of so many parts of such values is held at a time.
-
-        A loop over the parts holds the sums of the gradients of what the product is of besides those of one part.
-        """
-        changes = [0] * (len(timeline.moments) + 1)
-        for life in timeline.lives:
-            if size := self.alive([life.value]):
-                changes[life.first] += size
-                changes[life.end] -= size
-        live, sums = itertools.accumulate(changes), self.operands if self.turns == 1 else 0
-        after = max(
-            moment.bytes - mine * (parts - 1) // parts + (sums if mine else 0)
-            for moment, mine in zip(timeline.moments, live, strict=False)
-        )
-        return timeline.peak_bytes - after
 
     def _is_mine(self, text: str, sources: Iterable[SourceSpan | None]) -> bool:
         shape = [int(size) for size in re.findall(r"\d+", text.partition("[")[2])]
@@ -95,9 +76,8 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
     for inner, eqn in alike:
         if _jax.is_matmul(eqn) and _near(_size(eqn.outvars[0]), elements):
             text, sizes = _jax.type_text(eqn.outvars[0].aval), frozenset({elements, _size(eqn.outvars[0])})
-            operands = sum(_jax.nbytes(atom.aval) for atom in eqn.invars)
             source, all_sources = sources.get(id(exponential)), frozenset({*sources.values(), *calls})
-            yield eqn, Logits(text, sizes, inner.nesting[1] or 2, source, all_sources, operands)
+            yield eqn, Logits(text, sizes, inner.nesting[1] or 2, source, all_sources)
 
 
 def _rules_around(scope: Scope) -> Iterator[_Operation]:

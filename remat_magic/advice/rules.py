@@ -19,7 +19,7 @@ from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.advice.parts import lines_of_part, under_checkpoint
 from remat_magic.engine.engine import Engine, with_cast
 from remat_magic.engine.sites import nearest_span
-from remat_magic.facts.buffers import DeviceMemory
+from remat_magic.facts.buffers import PLAIN, DeviceMemory
 from remat_magic.facts.causes import Widened, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.walk import Maker, makers, walk
@@ -27,8 +27,8 @@ from remat_magic.planning.fit import what_of
 from remat_magic.planning.places import searched
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
-from remat_magic.records import Advice, PlannedValue, RematError, Report, SourceSpan
-from remat_magic.records.fit import by_hand
+from remat_magic.records import Advice, FitChoice, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records.fit import by_hand, microbatches_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,16 +154,35 @@ class Case:
         return before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops, mend
 
     @cached_property
-    def logits(self) -> list[tuple[Logits, int, int]]:
-        """The logits of losses that take much, with the bytes of them that are saved, and that the peak holds."""
-        report, large = self.report, list[tuple[Logits, int, int]]()
+    def lower(self) -> list[Report]:
+        """What lowers the peak clearly and is known as code, of the choices that ``trace.fit`` tries first."""
+        if self.report.policy == MIXED or self.report.backward_error or not self.report.peak_bytes:
+            return []
+        tried = searched(self.facts, self.memory, _TRIED_FIRST)
+        tried = [it for it in tried if it.peak_bytes and (it.code if by_hand(it.at) else it.policy != "none")]
+        return [it for it in tried if (it.peak_bytes or 0) <= _LOWER * self.report.peak_bytes]
+
+    @cached_property
+    def logits(self) -> list[tuple[Logits, int, int, Report | None]]:
+        """The logits of losses that take much: the bytes of them that are saved, and held at the peak, and a choice.
+
+        By that most of what the peak is lower are logits.
+        """
+        report, large = self.report, list[tuple[Logits, int, int, Report | None]]()
         for logits in logits_of(self.facts):
             saved, alive = logits.saved(report.residuals), 0
             if not report.backward_error:
                 alive = logits.alive(self.variant.timeline(self.memory).alive)
             if saved > _LOGITS * report.saved_bytes or alive > _PART * (report.peak_bytes or 0):
-                large.append((logits, saved, alive))
+                large.append(
+                    (logits, saved, alive, _cheapest([it for it in self.lower if self._frees(it, logits, alive)]))
+                )
         return large
+
+    def _frees(self, choice: Report, logits: Logits, alive: int) -> bool:
+        spared = (self.report.peak_bytes or 0) - (choice.peak_bytes or 0)
+        held = logits.alive(self.facts.under(choice.policy, choice.at).timeline(self.memory).alive)
+        return 2 * (alive - held) >= max(alive, spared)
 
 
 def key_of(policy: str) -> Key:
@@ -321,17 +340,23 @@ def only_costs(case: Case) -> Iterator[Advice]:
 
 def in_update(case: Case) -> Iterator[Advice]:
     """A peak where no checkpoint reaches: in what a training step does after its gradient."""
-    if case.report.in_update:
-        step = case.facts.engine.step
-        donated = step is not None and any(step.donated)
-        yield Advice(
-            "peak-in-update",
-            case.report.in_update,
-            "Choose an optimizer that keeps less, or keep its state in fewer bits."
-            if donated
-            else "Donate the arguments that the step returns updated: jax.jit(step, donate_argnums=...).",
-            stake=case.report.peak_bytes,
-        )
+    report, engine = case.report, case.facts.engine
+    if not report.in_update:
+        return
+    donation, spared, more = engine.donation, 0, dict[str, Any]()
+    if donation is None:
+        mend = "Choose an optimizer that keeps less, or keep its state in fewer bits."
+    else:
+        code, _, where = donation.code.partition("  # ")
+        mend, more["code"] = f"Write {code}, which {where.rpartition('; ')[2]}.", code
+    if donation is not None and case.memory != PLAIN:  # XLA for CPUs takes about as much beside what is donated
+        donating = FitChoice("", report.policy, report.at, *[None] * 4, donate=donation.names)
+        with contextlib.suppress(RematError):  # of a policy that no key stands for
+            spared = (report.peak_bytes or 0) - (case.facts.under(donating).report(case.memory).peak_bytes or 0)
+    if spared > 0:
+        mend = f"{mend} Then the estimated peak is {units.nbytes((report.peak_bytes or 0) - spared)}."
+        more |= {"figure": spared, "unit": "bytes"}
+    yield Advice("peak-in-update", report.in_update, mend, stake=report.peak_bytes, **more)
 
 
 # --------------------------------------------------------------------------------------------- what would free memory
@@ -342,75 +367,56 @@ _TRIED_FIRST = 6  # choices of the search, which begins with what promises most
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
-    """The checkpoint that lowers the peak most, of those that ``trace.fit`` tries first."""
-    facts, peak = case.facts, case.report.peak_bytes
-    if case.report.policy == MIXED or case.report.backward_error or not peak:
-        return
-    first = searched(facts, case.memory, _TRIED_FIRST)
-    tried = [it for it in first if it.peak_bytes and it.policy != "none" and (it.code or not by_hand(it.at))]
-    most = min(_NEARLY * min((it.peak_bytes or 0 for it in tried), default=0), _LOWER * peak)
-    better = [it for it in tried if (it.peak_bytes or 0) <= most]
-    best = min(better, key=lambda it: (it.repeated_flops, it.peak_bytes), default=None)
-    if best is None:
-        return
-    engine, lower = facts.engine, best.peak_bytes or 0
-    sites = (*engine.primal.table.sites, *engine.primal.possible.sites, *engine.primal.possible.groups)
-    site = next((site for site in sites if site.key == best.at), None)
+    """The choice that lowers the peak most, of those that ``trace.fit`` tries first."""
+    best = _cheapest(case.lower)
+    if best is not None and best not in [chosen for *_, chosen in case.logits]:
+        kind = "steps-together" if "/" in best.at else "no-checkpoint-there"
+        sites = (*case.facts.engine.primal.table.sites, *case.facts.engine.primal.possible.sites)
+        site = next((site for site in (*sites, *case.facts.engine.primal.possible.groups) if site.key == best.at), None)
+        yield _choosing(case, best, kind, site.source if site else None)
+
+
+def _cheapest(choices: Sequence[Report]) -> Report | None:
+    """What repeats least of what comes near the lowest peak."""
+    most = _NEARLY * min((it.peak_bytes or 0 for it in choices), default=0)
+    near = [it for it in choices if (it.peak_bytes or 0) <= most]
+    return min(near, key=lambda it: (it.repeated_flops, it.peak_bytes), default=None)
+
+
+def _choosing(
+    case: Case, best: Report, kind: str, source: SourceSpan | None, begins: str = "", stake: int | None = None
+) -> Advice:
+    """To choose what lowers the peak."""
+    peak, lower = case.report.peak_bytes or 0, best.peak_bytes or 0
     code, _, where = best.code.partition("  # ")
-    where = where or "in place of the call" * by_hand(best.at)
+    place = "statement that takes the gradient" if microbatches_in(best.at) > 1 else "call"
+    where = where or f"in place of the {place}" * by_hand(best.at)
     again = ""
     if case.report.forward_flops:
         now, then = (choice.repeated_flops / case.report.forward_flops for choice in (case.report, best))
         again = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
     overlap = (best.peak_high or lower) >= (case.report.peak_low or peak)
     doubt = " The ranges of both overlap, so XLA may need as much: trace.fit asks it." if overlap else ""
-    yield Advice(
-        "steps-together" if "/" in best.at else "no-checkpoint-there",
-        f"With {what_of(facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}{again}.{doubt}",
-        f"Write {code}{f' {where}' if where.startswith('on ') else f', {where}' if where else ''}.",
-        peak - lower,
-        "bytes",
-        site.source if site else None,
-        best.policy,
-        best.at,
-        code=code,
-    )
-
-
-_PARTS = 8  # that a loss is computed in, for example
+    what = f"{what_of(case.facts, best)} the estimated peak is {', not '.join(units.apart(lower, peak))}"
+    mend = f"Write {code}{f' {where}' if where.startswith('on ') else f', {where}' if where else ''}."
+    sentence, spared = f"{begins}With {what}{again}.{doubt}", peak - lower
+    return Advice(kind, sentence, mend, spared, "bytes", source, best.policy, best.at, stake, code=code)
 
 
 def softmax_of_logits(case: Case) -> Iterator[Advice]:
-    """Logits that take a large part of the memory."""
+    """Logits that take a large part of the memory, and the choice by which they do not."""
     report = case.report
-    for logits, saved, alive in case.logits:
-        peak = report.peak_bytes or 0
+    for logits, saved, alive, best in case.logits:
         takes = [_of(saved, report.saved_bytes, "saved")] if saved else []
-        takes += [f"with its gradients {_of(alive, peak, 'at the estimated peak')}"] if alive else []
-        # Of what a loop holds of all turns one is left; else it is cut to parts.
-        parts = (logits.turns if saved else 2) if logits.turns != 1 else _PARTS
-        spared = logits.spared(case.variant.timeline(case.memory), parts) if alive else 0
-        if spared < _PART * peak:
-            continue
-        if logits.turns != 1 and saved:
-            mend = "Put jax.checkpoint around the body of the loop: then only the logits of one step are in memory."
-        elif logits.turns != 1:
-            mend = "That is for one step of a loop: twice as many steps of half the size need half of it."
-        else:
+        takes += [f"with its gradients {_of(alive, report.peak_bytes or 0, 'at the estimated peak')}"] if alive else []
+        what = f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}."
+        if best is not None:
+            yield _choosing(case, best, "softmax-of-logits", logits.source, f"{what} ", max(saved, alive))
+        elif alive > (1 - _LOWER) * (report.peak_bytes or 0):
             mend = (
-                f"Compute the loss in {_PARTS} parts of the rows: jax.lax.map, with the product and the loss of a part "
-                f"under jax.checkpoint, needs an {_PARTS}th of it at a time, and repeats the product."
+                "Compute the product and the loss of each row in a function of their own, head: then 'head in 8' helps."
             )
-        yield Advice(
-            "softmax-of-logits",
-            f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}. "
-            f"With this change the estimated peak is about {units.nbytes(peak - spared)}.",
-            mend,
-            spared,
-            "bytes",
-            logits.source,
-            stake=max(saved, alive),
-        )
+            yield Advice("softmax-of-logits", what, mend, alive, "bytes", logits.source)
 
 
 def _of(part: int, whole: int, what: str) -> str:
