@@ -61,8 +61,8 @@ def offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
 
 def _essence(report: Report) -> Any:
     """What makes two reports of one function the same, whatever their policies are called."""
-    kernels = (report.forward_kernels, report.backward_kernels)
-    return (report.at, report.residuals, report.recomputed, *kernels, report.peak_bytes, report.backward_error)
+    flops = report.forward_flops, report.backward_flops
+    return (report.at, report.residuals, report.recomputed, *flops, report.peak_bytes, report.backward_error)
 
 
 _OF_FORWARD = ("saved_bytes", "argument_bytes", "offloaded_bytes", "code", "label", "of_devices")

@@ -29,6 +29,11 @@ from remat_magic._jax.jaxprs import (
     replace_checkpoint,
 )
 from remat_magic._jax.primitives import (
+    ELEMENTWISE,
+    FEW_TERMS,
+    MATMULS,
+    MOVES,
+    VIEWS,
     high_params,
     is_check,
     is_cond,
@@ -185,7 +190,12 @@ def _calls(eqn: Any) -> tuple[Body, ...]:
     return tuple(calls)
 
 
+def _nothing(_: Any) -> tuple[Body, ...]:
+    return ()
+
+
 _READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {
+    **dict.fromkeys(ELEMENTWISE | FEW_TERMS | VIEWS | MOVES | MATMULS, _nothing),  # most equations, whatever they have
     **dict.fromkeys(["remat2", "checkpoint", "remat", "call_hi_primitive"], _checkpoint),
     "scan": _scan,
     "while": _while,
@@ -195,7 +205,7 @@ _READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {
     "custom_linear_solve": _linear_solve,
     # The function, not its transpose, which stands beside it.
     "linear_call": lambda eqn: (_call(eqn, eqn.params["callee"], "linear_call"),),
-    "pallas_call": lambda eqn: (),
+    "pallas_call": _nothing,
 }
 
 

@@ -15,7 +15,7 @@ from jax._src.core import no_effects
 from jax.core import Tracer
 from jax.tree_util import tree_leaves
 
-from remat_magic._jax.primitives import high, params_key
+from remat_magic._jax.primitives import HIGH_LEVEL, high, params_key
 from remat_magic._jax.private import JAX_VERSION, cannot, courtesy, needed
 from remat_magic.errors import RematError
 
@@ -262,6 +262,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
+def read_by(eqn: Any) -> list[Any]:
+    """The variables that an equation reads, which are all but its literals."""
+    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+
+
 def is_dropped(var: Any) -> bool:
     """Whether an output of an equation is thrown away."""
     return isinstance(var, DropVar)
@@ -349,7 +354,7 @@ def checkpoint_policy(eqn: Any) -> Any:
 
 def is_high_checkpoint(eqn: Any) -> bool:
     """Whether an equation is a checkpoint of jax_remat3, which stays around what a backward pass does again."""
-    return _RematTraced is not None and type(high(eqn)) is _RematTraced
+    return eqn.primitive.name == HIGH_LEVEL and type(high(eqn)) is _RematTraced
 
 
 def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:
@@ -398,9 +403,12 @@ def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:
 
 def checkpoint_name_of(eqn: Any) -> str | None:
     """The name that an equation gives to its operand, or None."""
-    prim = high(eqn)
-    name = prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
-    name = eqn.params["name"] if eqn.primitive.name == "name" else name
+    if eqn.primitive.name == "name":
+        name = eqn.params["name"]
+    elif eqn.primitive.name == HIGH_LEVEL and isinstance(high(eqn), _NAMES_HIGH):
+        name = high(eqn).name
+    else:
+        return None
     if name is not None and not isinstance(name, str):
         raise RematError(f"checkpoint_name takes a string, not {type(name).__name__}: {name!r}.")
     return name
@@ -425,7 +433,7 @@ def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
 
 def is_primal_left(eqn: Any) -> bool:
     """jax_remat3's marker of a saved value; only its first operand is read in a backward pass."""
-    return _PrimalLeft is not None and type(high(eqn)) is _PrimalLeft
+    return eqn.primitive.name == HIGH_LEVEL and type(high(eqn)) is _PrimalLeft
 
 
 # -------------------------------------------------------------------------------- the jaxpr that this thread is making

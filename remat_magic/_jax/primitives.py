@@ -114,17 +114,20 @@ TRANSPARENT = names("reduce_precision optimization_barrier name device_put Prima
 
 def high(eqn: Any) -> Any:
     """The high-level primitive that an equation applies, held in the params of one call primitive (0.12); else None."""
-    return eqn.params.get("_prim") if eqn.primitive.name == "call_hi_primitive" else None
+    return eqn.params.get("_prim") if eqn.primitive.name == HIGH_LEVEL else None
+
+
+HIGH_LEVEL = "call_hi_primitive"
+_OTHERWISE_CALLED = {"RematTraced": "checkpoint", "CheckpointName": "name", "CheckpointNameFwd": "name"}
 
 
 def primitive_name(eqn: Any) -> str:
     """The primitive's name, seen through JAX 0.12's one call primitive for all high-level ones."""
-    prim = high(eqn)
-    if prim is None:
-        return eqn.primitive.name
-    return {"RematTraced": "checkpoint", "CheckpointName": "name", "CheckpointNameFwd": "name"}.get(
-        type(prim).__name__, type(prim).__name__
-    )
+    name: str = eqn.primitive.name
+    if name != HIGH_LEVEL:
+        return name
+    name = type(eqn.params.get("_prim")).__name__
+    return _OTHERWISE_CALLED.get(name, name)
 
 
 def high_params(eqn: Any) -> dict[str, Any]:
@@ -147,9 +150,7 @@ is_shard_map = _one_of({"shard_map"})  # the shapes inside are those of one devi
 is_matmul = _one_of(MATMULS)  # or a convolution
 is_exponential = _one_of({"exp", "exp2"})
 is_logarithm = _one_of({"log", "log2", "log1p"})
-is_cast = _one_of({"convert_element_type"})
 is_sum = _one_of({"reduce_sum"})
-is_addition = _one_of({"add", "add_any"})
 is_barrier = _one_of({"optimization_barrier"})  # each output is the operand of the same number
 is_rounding = _one_of({"reduce_precision"})  # JAX puts it on every residual
 is_broadcast = _one_of(BROADCASTS)
@@ -158,12 +159,13 @@ is_placeholder = _one_of(names("empty empty2"))  # a branch has it for another o
 
 def _high_one_of(primitives: Collection[str]) -> Callable[[Any], bool]:
     """The same, seen through the one call primitive for all high-level ones."""
-    return lambda eqn: primitive_name(eqn) in primitives
+    return lambda eqn: (eqn.primitive.name if eqn.primitive.name != HIGH_LEVEL else primitive_name(eqn)) in primitives
 
 
 is_transparent = _high_one_of(TRANSPARENT)
 is_plain = _high_one_of(_PLAIN)  # reads and writes its operands in order, as a matmul does: not a gather, nor a sort
 only_moves = _high_one_of(_REARRANGES | VIEWS | BROADCASTS)
+moves_or_adds = _high_one_of(_REARRANGES | VIEWS | BROADCASTS | names("convert_element_type add add_any reduce_sum"))
 
 
 def is_check(eqn: Any) -> bool:

@@ -382,7 +382,9 @@ def nbytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None:
         return 0
-    return math.prod(map(int, of_one_device(aval).shape)) * int(dtype.itemsize)
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    shape = shape if mesh is None or mesh.empty else of_one_device(aval).shape
+    return int(math.prod(shape) * dtype.itemsize)
 
 
 _LANES, _SUBLANES, _SMALLEST = 128, 8, 512

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from remat_magic._jax.primitives import FUSIBLE, INDEXED, MATMULS, REDUCTIONS, T
 from remat_magic.devices import Device
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLine, StraightLines
-from remat_magic.records import ArgumentRole, Moment, Phase
+from remat_magic.records import ArgumentRole, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
     return DeviceMemory(merges=True, fuses=True, matmuls=True, views=True, tiled=True, uses_bfloat16=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveBuffer:
+class LiveBuffer(NamedTuple):  # hundreds are alive at a peak
     """A buffer that is held: its type and what makes it.
 
     ``argument`` is the position of an argument, ``constant`` tells a captured value, and ``role`` what either is in a
@@ -156,62 +155,64 @@ def brought_forward(steps: list[ScheduledStep], buffers: Buffers) -> list[Schedu
     """
     first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
     order, steps = steps[:first], steps[first:]
-    freed = _freed_by(steps, buffers)
-    readers: dict[int, list[int]] = {}
-    last: dict[int, list[int]] = {}  # of those that may free it
-    for index, step in enumerate(steps):
-        for number in {*step.reads}:
-            readers.setdefault(number, []).append(index)
-        for number in freed[index]:
-            last.setdefault(number, []).append(index)
-    left = {number: len(reading) for number, reading in last.items()}
-    waiting = Counter(reader for step in steps for number in step.makes for reader in readers.get(number, ()))
-    takes = [step.inside + sum([buffers.sizes[number] for number in step.makes]) for step in steps]
+    sizes, freed = buffers.sizes, _freed_by(steps, buffers)
+    left = Counter(number for found in freed for number in found)
+    made = {number for step in steps for number in step.makes}
+    takes, waiting = [step.inside + sum([sizes[number] for number in step.makes]) for step in steps], dict[int, int]()
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    last: defaultdict[int, list[int]] = defaultdict(list)  # of those that may free it
+    for index, found in enumerate(freed):
+        if sum([sizes[number] for number in found]) > takes[index]:  # others never free more than they make
+            reads = made.intersection(steps[index].reads)
+            waiting[index] = len(reads)
+            for number in reads:
+                readers[number].append(index)
+            for number in found:
+                last[number].append(index)
     done = [False] * len(steps)
 
     def frees_more(index: int) -> bool:
-        return sum([buffers.sizes[number] for number in freed[index] if left[number] == 1]) > takes[index]
+        return sum([sizes[number] for number in freed[index] if left[number] == 1]) > takes[index]
 
     for index in range(len(steps)):
-        todo = [index]
+        todo = [] if done[index] else [index]
         while todo:
             here = todo.pop()
             if done[here]:
                 continue
             done[here] = True
-            order.append(steps[here])
+            step = steps[here]
+            order.append(step)
             able = list[int]()
             for number in freed[here]:
                 left[number] -= 1
                 if left[number] == 1:
-                    able += last[number]
-            for number in steps[here].makes:
+                    able += last.get(number, ())
+            for number in step.makes:
                 for reader in readers.get(number, ()):
                     waiting[reader] -= 1
                     able.append(reader)
-            todo += [other for other in able if not done[other] and not waiting[other] and frees_more(other)]
+            todo += [other for other in able if not waiting[other] and not done[other] and frees_more(other)]
     return order
 
 
 _MANY = 96  # of what a kernel reads: such a one frees nothing by itself
 
 
-def _freed_by(steps: Sequence[ScheduledStep], buffers: Buffers) -> list[frozenset[int]]:
+def _freed_by(steps: Sequence[ScheduledStep], buffers: Buffers) -> list[set[int]]:
     """For each step what takes memory, for a while, of what it reads and of what is read instead of that."""
-    instead: dict[int, frozenset[int]] = {}
-    lasting = buffers.lasting
-
-    def freed(numbers: Iterable[int]) -> frozenset[int]:
-        found = set[int]()
-        for number in numbers:
-            if buffers.sizes[number] and number not in lasting:
-                found.add(number)
-            found |= instead.get(number, frozenset())
-        return frozenset(found) if len(found) <= _MANY else frozenset()
-
-    for number in sorted(buffers.instead):  # what is read instead is older
-        instead[number] = freed(buffers.instead[number])
-    return [freed(step.reads) for step in steps]
+    sizes, lasting = buffers.sizes, buffers.lasting
+    freed = [{number for number in step.reads if sizes[number] and number not in lasting} for step in steps]
+    if buffers.instead:
+        instead: dict[int, set[int]] = {}
+        for number in sorted(buffers.instead):  # what is read instead is older
+            reads = buffers.instead[number]
+            own = {read for read in reads if sizes[read] and read not in lasting}
+            found = own.union(*(instead[read] for read in reads if read in instead))
+            instead[number] = found if len(found) <= _MANY else set()
+        for found, step in zip(freed, steps, strict=True):
+            found.update(*(instead[read] for read in step.reads if read in instead))
+    return [found if len(found) <= _MANY else set() for found in freed]
 
 
 NOTHING = 0
@@ -322,18 +323,19 @@ class Buffers:
 
         What has no bytes is in no memory that could be written over; what is read instead of it may be.
         """
-        sizes, found = self.sizes, {*step.over}.intersection(dying)
+        sizes, makes, found = self.sizes, step.makes, {*step.over}.intersection(dying)
         todo = [*found] if self.instead else []
         while todo:
             number = todo.pop()
             reads = {*self.instead.get(number, ())}.intersection(dying).difference(found)
             found |= reads
             todo += reads
+        if len(makes) == 1:
+            size = sizes[makes[0]]
+            return [min(same)] if size and (same := [number for number in found if sizes[number] == size]) else []
         free = sorted([number for number in found if sizes[number]])
-        if len(free) == len(step.makes) == 1:
-            return free if sizes[free[0]] == sizes[step.makes[0]] else []
         reused: list[int] = []
-        for result in step.makes:
+        for result in makes:
             over = next((number for number in free if sizes[number] == sizes[result]), None)
             if over is not None:
                 free.remove(over)
@@ -356,111 +358,87 @@ class Buffers:
 # ---------------------------------------------------------------------------------------------------- what is held when
 
 
-class StepBytes(NamedTuple):
-    """The bytes that are held during a step."""
+class Liveness(NamedTuple):
+    """The bytes that are alive during each step (arguments, residuals, temporaries), and when each buffer is.
 
-    step: ScheduledStep
-    arguments: int
-    residuals: int
-    temporaries: int
-
-    @property
-    def moment(self) -> Moment:
-        """The same as a record."""
-        return Moment(*self.step.where, self.arguments, self.residuals, self.temporaries)
-
-
-def live_bytes(
-    steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]
-) -> Iterator[StepBytes]:
-    """Go through the steps and yield what is held during each.
-
-    ``saved_inside`` tells the bytes of residuals among what an equation needs inside.
+    ``ranges`` has for each buffer the first step with it and the first without it, ``made_at`` the step that makes it.
     """
-    sizes, lasting = buffers.sizes, buffers.lasting
-    dying_at = _dying_at(last_uses(steps, buffers.instead), lasting)
-    arguments = sum(sizes[number] for number in buffers.throughout)
+
+    bytes: list[tuple[int, int, int]]
+    ranges: dict[int, tuple[int, int]]
+    made_at: dict[int, int]
+
+
+def liveness(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]) -> Liveness:
+    """Go through the steps once.
+
+    What a result is written over is gone in the step that reads it last; a donated argument that a loop carries is
+    there until the loop is done. ``saved_inside`` tells the bytes of residuals among what an equation needs inside.
+    """
+    sizes, lasting, reserved, donated = buffers.sizes, buffers.lasting, buffers.reserved, buffers.donated
     saved = buffers.saved - buffers.throughout
-    reserved = buffers.reserved
-    held_bytes = sum(sizes[number] for number in reserved)
-    held_residuals = 0
-    for index, step in enumerate(steps):
-        for number in step.makes:
-            if number in reserved:
-                continue
-            if number in buffers.donated:
-                arguments += sizes[number]
-                continue
-            held_bytes += sizes[number]
-            if number in saved:
-                held_residuals += sizes[number]
-        dying = dying_at.get(index, ())
-        reused = sum(sizes[number] for number in buffers.written_over(step, dying)) if dying and step.over else 0
-        inside = saved_inside(step.eqn) if step.inside else 0
-        temporaries = held_bytes - held_residuals - reused + step.inside - inside
-        yield StepBytes(step, arguments, held_residuals + inside, temporaries)
-        for number in dying:
-            if number in buffers.donated:
-                arguments -= sizes[number]
-                continue
-            held_bytes -= sizes[number]
-            if number in saved:
-                held_residuals -= sizes[number]
-
-
-def live_ranges(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, int]]:
-    """For each buffer the first step that holds it, and the one that holds it no more.
-
-    What a result is written over is held no more by the step that reads it last; a donated argument that a loop carries
-    is until the loop is done.
-    """
-    lasting = buffers.lasting
-    throughout = buffers.throughout | buffers.reserved
-    live: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
     last = last_uses(steps, buffers.instead)
     dying_at = _dying_at(last, lasting)
     if buffers.instead:
         direct = last_uses(steps, {})
         last.update((number, direct[number]) for number in direct.keys() & buffers.instead.keys() - buffers.again)
+    ranges: dict[int, tuple[int, int]] = dict.fromkeys(sorted(buffers.throughout | reserved), (0, len(steps)))
+    arguments, total, residuals = sum(sizes[number] for number in buffers.throughout), 0, 0
+    total = sum(sizes[number] for number in reserved)
+    alive, made_at = list[tuple[int, int, int]](), dict[int, int]()
     for index, step in enumerate(steps):
-        for number in step.makes:
-            if number not in live:
-                live[number] = index, len(steps) if number in lasting else last[number] + 1
-        if step.over and index in dying_at:
-            sizes, is_loop = buffers.sizes, bool(_jax.carried_operands(step.eqn))
-            for number in buffers.written_over(step, dying_at[index]):
-                if is_loop and number in buffers.donated:
-                    result = next(new for new in step.makes if sizes[new] == sizes[number] and live[new][0] == index)
-                    live[result] = index + 1, live[result][1]
-                else:
-                    live[number] = live[number][0], index
-    del live[NOTHING]
-    return live
+        _, _, makes, over, inside, eqn = step
+        for number in makes:
+            made_at[number] = index
+            if number not in ranges:
+                ranges[number] = index, len(steps) if number in lasting else last[number] + 1
+            if number in reserved:
+                continue
+            if number in donated:
+                arguments += sizes[number]
+                continue
+            total += sizes[number]
+            if number in saved:
+                residuals += sizes[number]
+        dying, reused = dying_at.get(index, ()), 0
+        for number in buffers.written_over(step, dying) if dying and over else ():
+            reused += sizes[number]
+            if number in donated and _jax.carried_operands(eqn):
+                result = next(new for new in makes if sizes[new] == sizes[number] and ranges[new][0] == index)
+                ranges[result] = index + 1, ranges[result][1]
+            else:
+                ranges[number] = ranges[number][0], index
+        saved_there = saved_inside(eqn) if inside else 0
+        alive.append((arguments, residuals + saved_there, total - residuals - reused + inside - saved_there))
+        for number in dying:
+            if number in donated:
+                arguments -= sizes[number]
+                continue
+            total -= sizes[number]
+            if number in saved:
+                residuals -= sizes[number]
+    del ranges[NOTHING]
+    return Liveness(alive, ranges, made_at)
 
 
-def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterable[int]) -> list[LiveBuffer]:
-    """What buffers hold."""
-    saved = buffers.saved - buffers.throughout
-    wanted = dict.fromkeys(numbers)
-    origins = {
-        number: (buffers.type_of(var), step.eqn, var)
-        for step in steps
-        if step.eqn is not None
-        for number, var in zip(step.makes, step.eqn.outvars, strict=True)
-        if number in wanted
-    }
-    contents = {number: buffers.content(number) or LiveBuffer(0, *origins.get(number, ())) for number in wanted}
-    return [
-        replace(
-            content,
-            aval=buffers.in_bfloat16.get(number, content.aval),
-            bytes=buffers.sizes[number],
-            residual=number in saved,
-            gradient=number in buffers.gradients,
-            output=number in buffers.outputs,
-        )
-        for number, content in contents.items()
-    ]
+def described(
+    steps: Sequence[ScheduledStep], buffers: Buffers, made_at: Mapping[int, int], numbers: Iterable[int]
+) -> list[LiveBuffer]:
+    """What buffers are, given the steps that make them."""
+    saved, rows = buffers.saved - buffers.throughout, list[LiveBuffer]()
+    for number in numbers:
+        content = buffers.content(number)
+        if content is None:
+            step, aval, var = steps[made_at[number]], None, None
+            if step.eqn is not None:
+                var = step.eqn.outvars[step.makes.index(number)]
+                aval = buffers.type_of(var)
+            content = LiveBuffer(0, aval, step.eqn, var)
+        _, aval, eqn, var, argument, constant, role, _, _, _, copy_of = content
+        of_kinds = number in saved, number in buffers.gradients, number in buffers.outputs
+        aval = buffers.in_bfloat16.get(number, aval)
+        rows.append(LiveBuffer(buffers.sizes[number], aval, eqn, var, argument, constant, role, *of_kinds, copy_of))
+    return rows
 
 
 def _dying_at(last: dict[int, int], lasting: set[int]) -> dict[int, list[int]]:

@@ -7,8 +7,7 @@ silence: what cannot be counted is named in ``Cost.uncosted``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import (
@@ -25,8 +24,7 @@ Live = Callable[[Any], bool]
 """Tells an equation that matters from dead code, of which jax_remat3 leaves some in backward jaxprs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):  # one for each equation of a report
     """FLOPs and bytes of all that is covered by a formula.
 
     ``uncosted`` has the names of the primitives that none covers, sorted, each once; ``while`` stands there for a loop
@@ -41,7 +39,7 @@ class Cost:
     communicated: int = 0
     sent: int = 0
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, other: Cost) -> Cost:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The cost of both."""
         uncosted = {*self.uncosted, *other.uncosted} if self.uncosted or other.uncosted else ()
         return Cost(
@@ -62,42 +60,39 @@ FREE = Cost()
 
 def jaxpr_cost(jaxpr: Any, live: Live | None = None, type_of: TypeOf = own_type) -> Cost:
     """What one run of a jaxpr costs one device; ``live`` tells the equations that count, all do if None."""
-    return _costs_of_jaxprs(live, type_of)(jaxpr)
+    return Costs(live, type_of).of_jaxpr(jaxpr)
 
 
 def equation_cost(eqn: Any, type_of: TypeOf = own_type) -> Cost:
     """What one run of an equation costs one device, those of the jaxprs inside it included."""
-    return _equation_cost(eqn, _costs_of_jaxprs(None, type_of), type_of)
+    return Costs(None, type_of).of_equation(eqn)
 
 
-CostOf = Callable[[Any], Cost]
-"""Tells the cost of one run of a jaxpr."""
+class Costs:
+    """What jaxprs and equations cost, each found once, though several calls may share it; see ``jaxpr_cost``."""
 
+    def __init__(self, live: Live | None = None, type_of: TypeOf = own_type) -> None:
+        self._live, self._type_of = live, type_of
+        self._known: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr or equation, which is kept along
 
-def _costs_of_jaxprs(live: Live | None, type_of: TypeOf) -> CostOf:
-    """Tells what jaxprs cost, and looks once at a body that several calls share."""
-    costs: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr, which is kept along
-
-    def cost_of(jaxpr: Any) -> Cost:
+    def of_jaxpr(self, jaxpr: Any) -> Cost:
+        """Of one run of a jaxpr, open or closed."""
         body = _jax.open_jaxpr(jaxpr)
-        if id(body) not in costs:
-            flops = moved = communicated = sent = 0
-            uncosted: set[str] = set()
-            for eqn in body.eqns:
-                if live is None or live(eqn):
-                    cost = _equation_cost(eqn, cost_of, type_of)
-                    flops += cost.flops
-                    moved += cost.bytes
-                    communicated += cost.communicated
-                    sent += cost.sent
-                    uncosted.update(cost.uncosted)
-            costs[id(body)] = body, Cost(flops, moved, tuple(sorted(uncosted)), communicated, sent)
-        return costs[id(body)][1]
+        if id(body) not in self._known:
+            costs = [self.of_equation(eqn) for eqn in body.eqns if self._live is None or self._live(eqn)]
+            flops, moved, uncosted, communicated, sent = zip(*costs, strict=True) if costs else [()] * 5
+            names = tuple(sorted({name for several in uncosted for name in several}))
+            self._known[id(body)] = body, Cost(sum(flops), sum(moved), names, sum(communicated), sum(sent))
+        return self._known[id(body)][1]
 
-    return cost_of
+    def of_equation(self, eqn: Any) -> Cost:
+        """Of one run of an equation."""
+        if id(eqn) not in self._known:
+            self._known[id(eqn)] = eqn, _equation_cost(eqn, self.of_jaxpr, self._type_of)
+        return self._known[id(eqn)][1]
 
 
-def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
+def _equation_cost(eqn: Any, cost_of: Callable[[Any], Cost], type_of: TypeOf) -> Cost:
     name, whole = _jax.primitive_name(eqn), eqn
     if type_of is not own_type:  # on a mesh
         eqn = _jax.equation_of_one(eqn, type_of)
@@ -115,7 +110,7 @@ def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
     runs = [(cost_of(body.jaxpr), body.times) for body in _jax.bodies(whole)]
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
-        return replace(worst, uncosted=sum((cost for cost, _ in runs), FREE).uncosted)
+        return worst._replace(uncosted=sum((cost for cost, _ in runs), FREE).uncosted)
     if runs:  # a loop whose trip count is unknown counts once, and is told
         unknown = Cost(uncosted=("while",)) if any(times is None for _, times in runs) else FREE
         return sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)

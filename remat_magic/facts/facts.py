@@ -188,8 +188,8 @@ class Variant:
             return reports.without_backward(self.preview, half, provenances, str(error))
         schedule = None if self.engine.step is None else self.schedule(memory)
         gradients = [primal.arguments[position] for position in primal.signature.differentiated]
-        report = reports.full(self.preview, half, backward, provenances, gradients, memory, schedule)
-        report = report if self.engine.microbatches == 1 else reports.of_all_parts(report, self.engine.microbatches)
+        parts = self.engine.microbatches
+        report = reports.full(self.preview, half, backward, provenances, gradients, memory, schedule, parts)
         self.facts.first.setdefault(self.selection.identity, self)
         return report
 

@@ -19,16 +19,17 @@ An estimate: backends differ in what they fuse beyond this. ``tests/test_kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import BYTES, CONTRACTIONS, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.one_device import Propagated, TypeOf, own_type
 from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLines
+from remat_magic.jaxprs.walk import LiveEquations
 from remat_magic.records import Kernel, Unit
 
 
@@ -92,6 +93,96 @@ def kernels_of(
     kernels, recomputed = fusion.kernels()
     fusion.close()
     return _merged(kernels), _merged(recomputed)
+
+
+class KernelsOfHalves:
+    """The kernels of both halves of a gradient, and what is recomputed of them, found when they are first asked for.
+
+    ``recomputed`` has the identities of the backward equations that recompute, ``named_bytes`` is what the collectives
+    that either half names give a device, and ``parts`` in how many the gradient is taken.
+    """
+
+    def __init__(
+        self,
+        forward: Any,
+        backward: Any,
+        live: LiveEquations,
+        recomputed: Collection[int],
+        type_of: TypeOf,
+        named_bytes: tuple[int, int],
+        parts: int,
+    ) -> None:
+        self._halves: Any = (forward, StraightLines(type_of=type_of)), (backward, StraightLines(live, type_of=type_of))
+        self._recomputed, self._named_bytes, self._parts = recomputed, named_bytes, parts
+        self._found: tuple[tuple[Kernel, ...], ...] = ()
+
+    @property
+    def found(self) -> tuple[tuple[Kernel, ...], ...]:
+        """Those of the forward half, of the backward half, and what is recomputed of these."""
+        if not self._found:
+            forward, backward = self._halves
+            kernels = [kernels_of(*forward)[0], *kernels_of(*backward, lambda eqn: id(eqn) in self._recomputed)]
+            type_of = forward[1].type_of
+            if isinstance(type_of, Propagated):
+                for number, named_bytes in enumerate(self._named_bytes):
+                    kernels[number] = _with_xla_collectives(kernels[number], type_of.communicated[number], named_bytes)
+            if self._parts > 1:
+                kernels = [tuple(kernel.often(self._parts) for kernel in of_half) for of_half in kernels]
+            self._found, self._halves = tuple(kernels), None  # which are in nobody's way any more
+        return self._found
+
+
+class LiveKernels(Sequence[Kernel]):
+    """One of the three of ``KernelsOfHalves``. Few reports are asked for times; a copy is a tuple."""
+
+    __slots__ = ("_number", "_of")
+
+    def __init__(self, of: KernelsOfHalves, number: int) -> None:
+        self._of, self._number = of, number
+
+    @overload
+    def __getitem__(self, index: int) -> Kernel: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Kernel, ...]: ...
+    def __getitem__(self, index: int | slice) -> Kernel | tuple[Kernel, ...]:
+        return self._of.found[self._number][index]
+
+    def __len__(self) -> int:
+        return len(self._of.found[self._number])
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, (tuple, LiveKernels)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> tuple[type[tuple[Kernel, ...]], tuple[tuple[Kernel, ...]]]:
+        """As ``pickle`` and ``copy`` ask."""
+        return tuple, (tuple(self),)
+
+
+def nbytes_of(collectives: Counter[_jax.CompiledCollective] | None) -> int | None:
+    """The bytes that a device has of the results of all collectives; None where they are not known."""
+    return None if collectives is None else sum(runs * collective.nbytes for collective, runs in collectives.items())
+
+
+def _with_xla_collectives(
+    kernels: tuple[Kernel, ...], collectives: Counter[_jax.CompiledCollective] | None, named_bytes: int
+) -> tuple[Kernel, ...]:
+    """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
+
+    ``collectives`` are all those of the compiled half; those that the program names among them give a device
+    ``named_bytes``.
+    """
+    nbytes, unknown = nbytes_of(collectives), Kernel(None, 0, "f32", "vector", inserted=True)
+    if collectives is None or nbytes is None or any(collective.sent is None for collective in collectives):
+        return (*kernels, unknown)
+    all_sent = sum(runs * (collective.sent or 0) for collective, runs in collectives.items())
+    sent = all_sent - sum(kernel.runs * kernel.sent for kernel in kernels)
+    if sent <= 0:
+        return kernels
+    moved = max(nbytes - named_bytes, 0)
+    return (*kernels, Kernel(0, moved, "f32", "vector", sent=sent, inserted=True))
 
 
 def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeOf = own_type) -> dict[int, Kernel]:

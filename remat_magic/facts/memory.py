@@ -22,7 +22,7 @@ XLA orders and fuses as it likes, so this is an estimate; it tells policies apar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -36,11 +36,10 @@ from remat_magic.facts.buffers import (
     Buffers,
     DeviceMemory,
     LiveBuffer,
+    Liveness,
     ScheduledStep,
-    StepBytes,
     described,
-    live_bytes,
-    live_ranges,
+    liveness,
     scheduled,
 )
 from remat_magic.facts.kernels import fused_away, fused_operands, fuses
@@ -71,6 +70,7 @@ class Schedule(Buffers):
         self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
         self._scheduled: list[ScheduledStep] | None = None
+        self._alive: Liveness | None = None
 
     def arrive(self, phase: Phase, buffers: Sequence[int]) -> None:
         """Append a step that makes buffers of nothing."""
@@ -133,6 +133,7 @@ class Schedule(Buffers):
             buffers[number] = self.constant(key, flat.types[number])
         begin = 0
         for index, end in enumerate(flat.ends):
+            where = half, index
             for line in flat.lines[begin:end]:
                 operation, reads, makes = line
                 operands = [buffers[number] for number in reads]
@@ -144,7 +145,7 @@ class Schedule(Buffers):
                 if self.on.views and operation.name == TRANSPOSE and not self._is_in_kernel(operands[0]):
                     buffers[makes[0]] = operands[0]
                     continue
-                for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
+                for number, result in zip(makes, self.add(lines, where, operation, operands), strict=True):
                     buffers[number] = result
                     if number in again:
                         in_kernels[number] = result = self.buffer(None)
@@ -160,11 +161,13 @@ class Schedule(Buffers):
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
     ) -> Sequence[int]:
         """Append an operation; the buffers of its results."""
-        sizes, over, need = self._needs(lines, operation)
-        results = range(len(self.sizes), len(self.sizes) + len(sizes))
+        eqn, first = operation.eqn, len(self.sizes)
+        sizes, over, need = self._needs_of.get(id(eqn)) or self._needs(lines, operation)
         self.sizes += sizes
-        overwritable = self._read_for(operands[over])
-        self.steps.append(ScheduledStep(where, self._read_for(operands), results, overwritable, need, operation.eqn))
+        results, overwritable = range(first, first + len(sizes)), operands[over]
+        if self._in_kernels:
+            operands, overwritable = self._read_for(operands), self._read_for(overwritable)
+        self.steps.append(ScheduledStep(where, operands, results, overwritable, need, eqn))
         return results
 
     def _is_in_kernel(self, number: int) -> bool:
@@ -180,16 +183,14 @@ class Schedule(Buffers):
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
         eqn = operation.eqn
-        needs = self._needs_of.get(id(eqn))
-        if needs is None:
-            sizes = [self.nbytes(self.type_of(var)) for var in eqn.outvars]
-            inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
-            self._around[id(eqn)] = lines, operation
-            if operation.bodies and operation.bodies[0].kind != "loop":
-                inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
-            if self.on.tiled and (rows := _jax.rows_put(eqn)) is not None:
-                inside += self.on.by_rows(self.type_of(rows))
-            needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
+        sizes = [self.nbytes(self.type_of(var)) for var in eqn.outvars]
+        inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
+        self._around[id(eqn)] = lines, operation
+        if operation.bodies and operation.bodies[0].kind != "loop":
+            inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
+        if self.on.tiled and (rows := _jax.rows_put(eqn)) is not None:
+            inside += self.on.by_rows(self.type_of(rows))
+        needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
         return needs
 
     def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
@@ -245,26 +246,24 @@ class Schedule(Buffers):
         What is held comes with its first moment and the one that holds it no more. What a result is written over is
         left out, so that the bytes of what is held add up to the moment's.
         """
-        over_steps, steps = list(self._live_bytes()), self._ordered()
-        live = live_ranges(steps, self)
-        held = [(*live[number], value) for number, value in zip(live, described(steps, self, live), strict=True)]
+        steps, alive = self._ordered(), self._liveness()
+        rows = described(steps, self, alive.made_at, alive.ranges)
+        held = [(*when, value) for when, value in zip(alive.ranges.values(), rows, strict=True)]
         inside: dict[int, list[LiveBuffer]] = {}  # by the identity of the equation: calls of one body share theirs
         for at, step in enumerate(steps):
             if step.inside:
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.live_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
-        moments = tuple(step_bytes.moment for step_bytes in over_steps)
-        return moments, tuple(step_bytes.step.eqn for step_bytes in over_steps), held
+        moments = tuple(Moment(*step.where, *of_step) for step, of_step in zip(steps, alive.bytes, strict=True))
+        return moments, tuple(step.eqn for step in steps), held
 
     def highest(self, before_update: bool = False) -> tuple[int, int]:
         """The most bytes that are held at once, or before the update, and the position of the first step with them."""
-        totals = [
-            0
-            if before_update and step_bytes.step.where[0] == "update"
-            else step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries
-            for step_bytes in self._live_bytes()
-        ]
+        totals = list(map(sum, self._liveness().bytes))
+        if before_update:
+            phases = (step.where[0] for step in self._ordered())
+            totals = [0 if phase == "update" else total for phase, total in zip(phases, totals, strict=True)]
         most = max(totals)
         return most, totals.index(most)
 
@@ -272,8 +271,10 @@ class Schedule(Buffers):
         """The phase of the step at a position of the schedule."""
         return self._ordered()[at].where[0]
 
-    def _live_bytes(self) -> Iterator[StepBytes]:
-        return live_bytes(self._ordered(), self, self.saved_inside)
+    def _liveness(self) -> Liveness:
+        if self._alive is None:
+            self._alive = liveness(self._ordered(), self, self.saved_inside)
+        return self._alive
 
     def _ordered(self) -> list[ScheduledStep]:
         """The steps in the order in which they are taken to run."""
@@ -283,11 +284,13 @@ class Schedule(Buffers):
 
     def live_at(self, at: int, besides: Collection[int] = ()) -> list[LiveBuffer]:
         """What is held during the step at a position of the schedule, some buffers left out."""
-        steps = self._ordered()
-        live = live_ranges(steps, self).items()
-        alive = [number for number, (first, end) in live if first <= at < end and number not in besides]
+        steps, alive = self._ordered(), self._liveness()
+        numbers = [
+            number for number, (first, end) in alive.ranges.items() if first <= at < end and number not in besides
+        ]
         step = steps[at]
-        return described(steps, self, alive) + (self.live_inside(step.eqn) if step.inside else [])
+        live = described(steps, self, alive.made_at, numbers)
+        return live + (self.live_inside(step.eqn) if step.inside else [])
 
     def live_inside(self, eqn: Any) -> list[LiveBuffer]:
         """What the body of an equation that needs most holds at most; one sum where it is not all known."""
@@ -320,33 +323,31 @@ def both_halves(
     forward: Any,
     backward: Any,
     outputs: int,
-    lines: tuple[StraightLines, StraightLines] | None = None,
+    live: LiveEquations | None = None,
     type_of: TypeOf = own_type,
     on: DeviceMemory = PLAIN,
 ) -> Schedule:
     """The schedule of a function and its gradient.
 
     The outputs of ``forward`` are the function's own ``outputs`` and then the residuals; the inputs of ``backward`` are
-    the residuals, in that order, and then the cotangents. ``lines`` are the straight lines of the live code of both,
-    where they are known, and ``on`` is how a device holds values.
+    the residuals, in that order, and then the cotangents. ``live`` is the live code of that, where it is known, and
+    ``on`` how a device holds values.
     """
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    forward_lines, backward_lines = lines or live_lines(
-        first, outputs, LiveEquations(second), type_of, merges=on.merges
-    )
+    live = live or LiveEquations(second)
+    forward_lines, backward_lines = live_lines(first, outputs, live, type_of, merges=on.merges)
     schedule = Schedule(type_of=type_of, on=on)
     arguments = [
         schedule.permanent(type_of(var), LiveBuffer(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
     ]
     results = schedule.run(forward_lines, forward, arguments, "forward")
-    read = backward_lines.live.inputs if isinstance(backward_lines.live, LiveEquations) else [True] * len(second.invars)
-    saved = schedule.own_buffers(forward, outputs, results, read)
+    saved = schedule.own_buffers(forward, outputs, results, live.inputs)
     cotangents = [schedule.buffer(type_of(var), LiveBuffer(0, type_of(var))) for var in second.invars[residuals:]]
     schedule.arrive("backward", cotangents)
-    schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
+    schedule.saved = {number for number, yes in zip(saved, live.inputs, strict=False) if yes}
     gradients = schedule.run(backward_lines, backward, [*saved, *cotangents], "backward")
     given_back = [*first.outvars[:outputs], *second.outvars]
     schedule.give_back([*results[:outputs], *gradients], list(map(type_of, given_back)))

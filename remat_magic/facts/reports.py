@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,20 +11,18 @@ from remat_magic import _jax, units
 from remat_magic.devices import Device
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, LiveBuffer
-from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.facts.kernels import kernels_of
+from remat_magic.facts.cost import Costs, equation_cost, jaxpr_cost
+from remat_magic.facts.kernels import KernelsOfHalves, LiveKernels, nbytes_of
 from remat_magic.facts.measured_ranges import RANGES
-from remat_magic.facts.memory import Schedule, both_halves, live_lines
+from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.facts.program_text import live_program
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.times import of_equations
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.straight_line import StraightLines
 from remat_magic.jaxprs.walk import LiveEquations, Maker, Scope, makers, walk
 from remat_magic.records import (
-    Kernel,
     Life,
     LiveKind,
     LiveValue,
@@ -36,30 +33,6 @@ from remat_magic.records import (
     SourceSpan,
     Timeline,
 )
-
-
-def nbytes_of(collectives: Counter[_jax.CompiledCollective] | None) -> int | None:
-    """The bytes that a device has of the results of all collectives; None where they are not known."""
-    return None if collectives is None else sum(runs * collective.nbytes for collective, runs in collectives.items())
-
-
-def with_xla_collectives(
-    kernels: Sequence[Kernel], collectives: Counter[_jax.CompiledCollective] | None, named_bytes: int
-) -> tuple[Kernel, ...]:
-    """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
-
-    ``collectives`` are all those of the compiled half; those that the program names among them give a device
-    ``named_bytes``.
-    """
-    nbytes, unknown = nbytes_of(collectives), Kernel(None, 0, "f32", "vector", inserted=True)
-    if collectives is None or nbytes is None or any(collective.sent is None for collective in collectives):
-        return (*kernels, unknown)
-    all_sent = sum(runs * (collective.sent or 0) for collective, runs in collectives.items())
-    sent = all_sent - sum(kernel.runs * kernel.sent for kernel in kernels)
-    if sent <= 0:
-        return tuple(kernels)
-    moved = max(nbytes - named_bytes, 0)
-    return (*kernels, Kernel(0, moved, "f32", "vector", sent=sent, inserted=True))
 
 
 def preview(blank: Report, half: Forward, provenances: Provenances, arguments: Sequence[str]) -> Report:
@@ -86,7 +59,7 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
     )
 
 
-def of_all_parts(report: Report, parts: int) -> Report:
+def _of_all_parts(report: Report, parts: int) -> Report:
     """A report whose work is that of all the parts in which a gradient is taken; bytes are of one after another."""
 
     def all_(value: int | None) -> int | None:
@@ -103,12 +76,8 @@ def of_all_parts(report: Report, parts: int) -> Report:
         )
         for it in report.recomputed
     )
-    kernels = {
-        name: tuple(kernel.often(parts) for kernel in getattr(report, name))
-        for name in ("forward_kernels", "backward_kernels", "recomputed_kernels")
-    }
     flops = {"forward_flops": all_(report.forward_flops), "backward_flops": all_(report.backward_flops)}
-    return replace(report, recomputed=tuple(again), **flops, **kernels)
+    return replace(report, recomputed=tuple(again), **flops)
 
 
 def full(
@@ -119,37 +88,34 @@ def full(
     gradients: Sequence[str],
     on: DeviceMemory = PLAIN,
     of_step: Schedule | None = None,
+    parts: int = 1,
 ) -> Report:
     """The report of both halves; ``on`` is how a device holds values.
 
     ``gradients`` names the argument of each output of the backward half. The peak is that of the step that the halves
-    are part of, if they are part of one.
+    are part of, if they are part of one. The gradient is taken in so many ``parts``.
     """
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
-    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
+    live, type_of = recomputation.live, half.type_of
     saved = saved_values(half.closed, half.outputs)
-    forward_cost = jaxpr_cost(half.closed, type_of=half.type_of)
-    backward_cost = jaxpr_cost(backward, recomputation.live, half.type_of)
-    merged = (lines[0].merging(), lines[1].merging()) if on.merges else lines
-    schedule = of_step or both_halves(half.closed, backward, half.outputs, merged, half.type_of, on)
-    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation, gradients)
-    rows = read(first, saved, recomputation.live)
-    rows = tuple(replace(row, needed_by=who) for row, who in zip(rows, readers, strict=True))
-    all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
+    costs = Costs(live, type_of)
+    forward_cost, backward_cost = jaxpr_cost(half.closed, type_of=type_of), costs.of_jaxpr(backward)
+    schedule = of_step or both_halves(half.closed, backward, half.outputs, live, type_of, on)
+    readers = needed_by(recomputation.top, saved, provenances, live, recomputation, gradients)
+    rows = tuple(
+        replace(row, needed_by=who, unread=not any(live.inputs[leaf] for leaf in value.leaves))
+        for row, value, who in zip(first.residuals, saved, readers, strict=True)
+    )
     communicated: tuple[int | None, int | None] = forward_cost.communicated, backward_cost.communicated
-    forward_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
-    backward_kernels, recomputed_kernels = kernels_of(backward, lines[1], recomputation)
-    if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
-        collectives = half.type_of.communicated
-        communicated = (nbytes_of(collectives[0]), nbytes_of(collectives[1]))
-        forward_kernels = with_xla_collectives(forward_kernels, collectives[0], forward_cost.communicated)
-        backward_kernels = with_xla_collectives(backward_kernels, collectives[1], backward_cost.communicated)
+    kernels = KernelsOfHalves(half.closed, backward, live, recomputation.kinds, type_of, communicated, parts)
+    if isinstance(type_of, Propagated):  # XLA was asked about both halves, and has compiled them
+        communicated = (nbytes_of(type_of.communicated[0]), nbytes_of(type_of.communicated[1]))
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     report = replace(
         first,
         residuals=rows,
-        recomputed=recomputation.records(functools.partial(equation_cost, type_of=half.type_of)),
+        recomputed=recomputation.records(costs.of_equation),
         forward_flops=forward_cost.flops,
         backward_flops=backward_cost.flops,
         forward=_forward_program(half, saved, provenances),
@@ -164,11 +130,11 @@ def full(
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
         complete=True,
-        forward_kernels=forward_kernels,
-        backward_kernels=backward_kernels,
-        recomputed_kernels=recomputed_kernels,
+        forward_kernels=LiveKernels(kernels, 0),
+        backward_kernels=LiveKernels(kernels, 1),
+        recomputed_kernels=LiveKernels(kernels, 2),
     )
-    return with_peak(report, schedule)
+    return with_peak(report if parts == 1 else _of_all_parts(report, parts), schedule)
 
 
 def _type_text(aval: Any) -> str:

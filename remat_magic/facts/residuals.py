@@ -97,6 +97,7 @@ def residuals(
 ) -> tuple[Residual, ...]:
     """The residuals of a forward half without ``needed_by``; ``arguments`` are the names of its inputs."""
     top = Scope(_jax.open_jaxpr(half.closed))
+    types: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the identity of the type, which is kept along
     rows: list[Residual] = []
     for value in saved:
         made_by = makers(top, value.atom)
@@ -104,12 +105,11 @@ def residuals(
         origins = tuple(dict.fromkeys(_origin(provenances, maker, arguments) for maker in made_by))
         first = origins[0] if origins else Origin("")
         aval = half.type_of(value.atom)
-        text = _jax.type_text(aval)
+        if id(aval) not in types:
+            types[id(aval)] = aval, _as_held(aval)
         rows.append(
             Residual(
-                dtype=text[: text.index("[")],
-                shape=tuple(int(size) for size in getattr(aval, "shape", ())),
-                nbytes=_jax.nbytes(aval),
+                **types[id(aval)][1],
                 kind=kind,
                 primitive=first.primitive,
                 name=first.name,
@@ -119,13 +119,23 @@ def residuals(
                 path=first.path,
                 times=first.times,
                 origins=origins,
-                memory_space=_jax.memory_space(aval),
-                replicated=_jax.is_replicated(aval),
-                sharding=_jax.sharding_text(aval, text),
-                shard_shape=tuple(int(size) for size in getattr(_jax.of_one_device(aval), "shape", ())),
             )
         )
     return tuple(rows)
+
+
+def _as_held(aval: Any) -> dict[str, Any]:
+    """What a residual has from its type."""
+    text = _jax.type_text(aval)
+    return {
+        "dtype": text[: text.index("[")],
+        "shape": tuple(int(size) for size in getattr(aval, "shape", ())),
+        "nbytes": _jax.nbytes(aval),
+        "memory_space": _jax.memory_space(aval),
+        "replicated": _jax.is_replicated(aval),
+        "sharding": _jax.sharding_text(aval, text),
+        "shard_shape": tuple(int(size) for size in getattr(_jax.of_one_device(aval), "shape", ())),
+    }
 
 
 def needed_by(
@@ -142,25 +152,24 @@ def needed_by(
     ``live`` tells an equation that matters from dead code, ``recomputing`` whether one recomputes a forward value.
     """
     rows: list[tuple[Reader, ...]] = []
-    becomes: dict[tuple[int, int], str] = {}
+    known: dict[tuple[int, int], Reader] = {}
     for value in saved:
         readers_of_value: dict[Reader, None] = {}
         for leaf in value.leaves:
             for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
-                place = provenances.of(eqn, scope.chain)
-                where = place or locate(provenances, scope, eqn)
                 key = id(scope), id(eqn)
-                if key not in becomes:
-                    becomes[key] = ", ".join(gradients[output] for output in _becomes(scope, eqn, live))
-                reader = Reader(
-                    _jax.primitive_name(eqn),
-                    place.label if place else "",
-                    where.source,
-                    where.path,
-                    recomputing(eqn),
-                    becomes[key],
-                )
-                readers_of_value.setdefault(reader)
+                if key not in known:
+                    place = provenances.of(eqn, scope.chain)
+                    where = place or locate(provenances, scope, eqn)
+                    known[key] = Reader(
+                        _jax.primitive_name(eqn),
+                        place.label if place else "",
+                        where.source,
+                        where.path,
+                        recomputing(eqn),
+                        ", ".join(gradients[output] for output in _becomes(scope, eqn, live)),
+                    )
+                readers_of_value.setdefault(known[key])
         rows.append(tuple(readers_of_value))
     return rows
 
@@ -185,7 +194,7 @@ def _becomes(scope: Scope, eqn: Any, live: Callable[[Any], bool]) -> list[int]:
                 todo += entered
             elif _jax.is_transparent(reader):
                 todo.append((here, reader.outvars[operand if len(reader.outvars) == len(reader.invars) else 0]))
-            elif any(kind(reader) for kind in (_jax.only_moves, _jax.is_cast, _jax.is_addition, _jax.is_sum)):
+            elif _jax.moves_or_adds(reader):
                 todo += [(here, var) for var in reader.outvars]
             else:
                 return []

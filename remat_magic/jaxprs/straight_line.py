@@ -130,10 +130,6 @@ class StraightLines:
         self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
 
-    def merging(self) -> StraightLines:
-        """Those of the same live code where operations that do the same are one."""
-        return StraightLines(self.live, self._whole, self.type_of, merges=True)
-
     def __call__(self, jaxpr: Any, consts: Sequence[Any] | None = None) -> StraightLine:
         """The straight line of a jaxpr, open or closed; ``consts`` are the constants of an open one."""
         body = _jax.open_jaxpr(jaxpr)

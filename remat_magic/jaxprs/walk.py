@@ -194,11 +194,14 @@ class LiveEquations:
         """Mark what the wanted outputs need; says which of the invars they need."""
         needed = {out for out, want in zip(jaxpr.outvars, wanted, strict=True) if want and not _jax.is_literal(out)}
         for eqn in reversed(jaxpr.eqns):
-            outputs = [var in needed for var in eqn.outvars]
-            if not any(outputs) and not eqn.effects:
+            if needed.isdisjoint(eqn.outvars) and not eqn.effects:
                 self.everything = False
                 continue
             self._live.add(id(eqn))
+            if _jax.is_plain(eqn):
+                needed.update(_jax.read_by(eqn))
+                continue
+            outputs = [var in needed for var in eqn.outvars]
             for operand, read in zip(eqn.invars, self._operands(eqn, outputs), strict=True):
                 if read and not _jax.is_literal(operand):
                     needed.add(operand)
@@ -286,6 +289,10 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
     Loops and branches make several: a saved carry is the previous iteration's value or the initial operand, and the
     branches of a cond share their outputs.
     """
+    if not _jax.is_literal(atom) and (definition := scope.makers.get(atom)) is not None:
+        eqn, output = definition
+        if not _jax.is_transparent(eqn) and not scope.inner(eqn):  # as most are
+            return [Maker(scope, eqn, output)]
     origins: dict[tuple[int, int, int, int], Maker] = {}
     seen: set[tuple[int, int]] = set()
     todo: list[tuple[Scope, Any, tuple[str, ...], bool]] = [(scope, atom, (), False)]
@@ -380,12 +387,16 @@ def _onward(
             continue
         seen.add((id(here), id(value)))
         for eqn, operand in here.readers.get(value, ()):
-            if not live(eqn) or (_jax.is_primal_left(eqn) and operand > 0):
+            if not live(eqn) or (operand > 0 and _jax.is_primal_left(eqn)):
                 continue
-            inside = here.inner(eqn)
+            inside, transparent = here.inner(eqn), _jax.is_transparent(eqn)
+            if not (inside or transparent):
+                yield here, eqn
+                todo += [(here, var) for var in eqn.outvars] if through else ()
+                continue
             entries = (operand, None) if through else (operand,)  # None: nobody knows which operand enters there
             entered = [(inner, var) for inner in inside for entry in entries for var in inner.entered_by.get(entry, ())]
-            if _jax.is_transparent(eqn):
+            if transparent:
                 passed = [eqn.outvars[operand if len(eqn.outvars) == len(eqn.invars) else 0]]
             elif through:
                 passed = [var for inner in inside for var in inner.unknown_results] if entered else eqn.outvars

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -425,9 +425,9 @@ class Report(Displayed, Labelled):
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""
-    forward_kernels: tuple[Kernel, ...] = ()
-    backward_kernels: tuple[Kernel, ...] = ()
-    recomputed_kernels: tuple[Kernel, ...] = ()
+    forward_kernels: Sequence[Kernel] = ()
+    backward_kernels: Sequence[Kernel] = ()
+    recomputed_kernels: Sequence[Kernel] = ()
     sources: tuple[SourceText, ...] = ()
     label: str = ""
     peak_by_kind: tuple[tuple[str, int], ...] = ()
