@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from remat_magic import devices, policies
     from remat_magic.api import Trace, assert_fits, catch, catching, check_gradients, trace
     from remat_magic.measuring.explain import explain
-    from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
     from remat_magic.widget.widget import show
@@ -28,7 +27,6 @@ __all__ = [
     "Exhausted",
     "GradientDifference",
     "Measurement",
-    "Measuring",
     "RematError",
     "Report",
     "Trace",
@@ -48,7 +46,6 @@ __all__ = [
 _OF_API = ("Trace", "assert_fits", "catch", "catching", "check_gradients", "trace")
 _LAZY = dict.fromkeys(_OF_API, "remat_magic.api") | {
     "Comparison": "remat_magic.records.comparison",
-    "Measuring": "remat_magic.measuring.job",
     "explain": "remat_magic.measuring.explain",
     "mesh": "remat_magic.meshes",
     "show": "remat_magic.widget.widget",

@@ -37,8 +37,6 @@ from remat_magic.wording import printable
 if TYPE_CHECKING:
     from remat_magic.devices import Device
     from remat_magic.engine.signature import Leaf
-    from remat_magic.measuring.job import Measuring
-    from remat_magic.measuring.measure import How
     from remat_magic.records.comparison import Comparison, Places
 
 Policy = str | Plan | FitChoice | Callable[..., Any]
@@ -531,9 +529,9 @@ class Trace:
         found, device = Fitting(self.facts, target, attempt), target.device
         if not compile or device is None or device.target is None or not device.compiles_here:
             return found.stages()
-        from remat_magic.measuring.job import fit_by_compiler
+        from remat_magic.measuring.fit import fit_by_compiler
 
-        return fit_by_compiler(self, found.stages(), device, found.settled, found.with_batch)
+        return fit_by_compiler(self.facts, found.stages(), device, found.settled, found.with_batch)
 
     def fit_choice(
         self,
@@ -698,6 +696,7 @@ class Trace:
         device: str | Device | None = None,
         effort: Effort = "full",
         seconds: float = 600.0,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Measurement:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
 
@@ -727,6 +726,8 @@ class Trace:
                 was. Default: ``"full"``.
             seconds: how long to wait for such a device's compiler at most; 0 starts none, and only an answer that is
                 kept is one. Default: 600.
+            stop: called while such a device's compiler runs, which is ended where this returns True: ``error`` then
+                says so. Default: it runs to its end.
 
         Returns:
             What was measured, in bytes, seconds and FLOPs. Where a step failed, ``error`` says so, and what came before
@@ -739,35 +740,7 @@ class Trace:
         from remat_magic.measuring.measure import MeasureRequest, measure
 
         request = MeasureRequest(inputs, runs, device, effort, seconds)
-        return measure(self.facts.choose(policy, at, namespace), request)
-
-    def measuring(
-        self,
-        choices: Sequence[tuple[Policy, At]],
-        *,
-        inputs: Inputs | None = None,
-        runs: int = 5,
-        namespace: Mapping[str, Any] | None = None,
-        on_update: Callable[[Measuring], None] | None = None,
-        device: str | Device | None = None,
-        effort: Effort = "full",
-        seconds: float = 600.0,
-    ) -> Measuring:
-        """Measure several policies on a thread of its own, one after another, from now on.
-
-        Args:
-            choices: pairs of a policy and a place, as for ``report``.
-            inputs: as for ``measure``. The arrays are held until the last measurement.
-            runs: how many runs of each to time. Default: 5.
-            on_update: called with the job, on its thread, whenever its ``progress`` or ``results`` have changed. What
-                it raises is logged. Default: nothing is called.
-            effort: as for ``measure``. For a device that is not here several are compiled at once, if there are cores.
-            seconds: as for ``measure``, for each.
-        """
-        from remat_magic.measuring.job import Measuring
-
-        how: How = {"inputs": inputs, "runs": runs, "device": device, "effort": effort, "seconds": seconds}
-        return Measuring(self, choices, namespace=namespace, on_update=on_update, **how)
+        return measure(self.facts.choose(policy, at, namespace), request, stop)
 
     def check_gradients(
         self,
@@ -794,7 +767,7 @@ class Trace:
         Raises:
             RematError: ``inputs`` is of no known form, or None.
         """
-        from remat_magic.measuring.gradients import check_gradients
+        from remat_magic.measuring.measure import check_gradients
 
         return check_gradients(self.facts, policies, inputs, at, namespace)
 

@@ -114,8 +114,6 @@ def test_without_any_time_only_what_is_kept_is_told(pretend, cache):
     assert trace.measure("none", device=H100, effort="quick", seconds=0).error
     with pytest.raises(rm.RematError, match="effort='fast' is not known: give 'full' or 'quick'"):
         trace.measure("none", device=H100, effort="fast")
-    with pytest.raises(rm.RematError, match="give 'full' or 'quick'"):
-        trace.measuring([("none", "function")], device=H100, effort="fast")
 
 
 def test_what_was_kept_by_another_version_or_is_broken_is_compiled_anew(pretend, cache, monkeypatch):
@@ -192,15 +190,10 @@ def test_a_failure_is_a_sentence_and_not_kept(pretend, cache, body, sentence):
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_is_cancelled_is_killed_at_once(pretend):
+def test_what_is_stopped_is_killed_at_once(pretend):
     started = pretend("time.sleep(600)")
-    choices = [(policy, "function") for policy in ("none", "nothing_saveable", "dots_saveable")]
-    job = rm.trace(loss, *ARGS).measuring(choices, device=H100)
-    eventually(started.read_text)
-    job.cancel()
-    assert job.wait(600)
-    assert job.results == ()
-    assert job.progress.cancelled
+    measured = rm.trace(loss, *ARGS).measure("none", "function", device=H100, stop=lambda: bool(started.read_text()))
+    assert measured.error == "The compiler for H100 SXM was stopped."
     for pid in started.read_text().split():
         assert not Path(f"/proc/{pid}").exists()
 

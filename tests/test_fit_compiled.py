@@ -14,7 +14,8 @@ import remat_magic as rm
 from remat_magic import _jax, units
 from remat_magic.devices import device as device_module
 from remat_magic.editing import editor
-from remat_magic.measuring import job, measure
+from remat_magic.measuring import fit as compiled_fit
+from remat_magic.measuring import measure
 from remat_magic.records import Measurement
 from remat_magic.records.fit import Fit, ordered
 from tests.programs import f32
@@ -42,9 +43,9 @@ def xla(monkeypatch):
         needed = round(variant.report(request.elsewhere).peak_bytes * factor)
         return Measurement(choice.policy, choice.at, needed_bytes=needed, fits=True, device=request.elsewhere.name)
 
-    monkeypatch.setattr(job, "measure", measure)
+    monkeypatch.setattr(compiled_fit, "measure", measure)
     monkeypatch.setattr(device_module, "_is_installed", lambda module: True)
-    monkeypatch.setattr(job, "AT_ONCE", 1)
+    monkeypatch.setattr(compiled_fit, "AT_ONCE", 1)
     return asked, factors
 
 
@@ -110,9 +111,9 @@ def test_of_two_that_hardly_differ_the_simpler_is_compiled():
     simple, plan = made("a", 100, 0.2), made("plan", 99, 0.19, names=3)
     fit = Fit("f", "", 120_000_000, written, ordered([written, simple, plan]))
     answers = {written.which: written.as_compiled(300_000_000, False, "")}
-    assert [it.what for it in job._hopeful(fit, answers)] == ["a"]
+    assert [it.what for it in compiled_fit._hopeful(fit, answers)] == ["a"]
     answers[simple.which] = simple.as_compiled(130_000_000, False, "")
-    assert [it.what for it in job._hopeful(fit, answers)] == ["plan"]
+    assert [it.what for it in compiled_fit._hopeful(fit, answers)] == ["plan"]
 
 
 def test_estimates_come_first_and_compilations_have_an_end(xla):

@@ -88,7 +88,10 @@ def fits():
         "alone": Fit("loss_fn", "TPU v5e", too_small, written.within(too_small)),
         "a lot": dataclasses.replace(
             no,
-            tried=tuple(dataclasses.replace(CHOICES[0], what=f"{n} {'w' * 200}", code="f(x)\n" * 50) for n in range(9)),
+            tried=tuple(
+                dataclasses.replace(CHOICES[0], needed_bytes=10 ** (9 - n), what=f"{n} {'w' * 200}", code="f(x)\n" * 50)
+                for n in range(9)
+            ),
             report=dataclasses.replace(report, notes=tuple(Note("replicated", "word " * n) for n in range(20, 60))),
             largest_batch=3,
             progress=Progress(9, 30),

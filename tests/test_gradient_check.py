@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic.measuring import gradients
-from remat_magic.measuring.gradients import _difference
+from remat_magic.measuring import measure as gradients
+from remat_magic.measuring.measure import _difference
 from tests.programs import PROGRAMS
 
 POLICIES = ("nothing_saveable", "dots_saveable", "everything_saveable")

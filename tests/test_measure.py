@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import threading
 import weakref
 
 import jax
@@ -330,14 +331,13 @@ def test_bytes_of_sharded_inputs_are_per_device():
         rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
     ]
     with jax.default_device(jax.devices()[2]):
-        job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
-        assert job.wait(600)
+        elsewhere = plain.measure("none", inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
     memory = by_hand(f, (w, x)).memory_analysis()
     hand = [memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes]
     found = [
-        [m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*measured, *job.results)
+        [m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*measured, elsewhere)
     ]
-    one, given, traced, shapes, job = found
+    one, given, traced, shapes, there = found
     weights, rows = 32 * 32 * 4, 64 * 32 * 4
     assert one[:3] == [1, weights + rows, 4 + weights + rows + 3 * 8]  # XLA counts the table of three pointers
     for several in (given, traced, shapes):
@@ -345,8 +345,8 @@ def test_bytes_of_sharded_inputs_are_per_device():
         assert several[1] == weights + rows // 4  # weights on each device, a quarter of the rows
         assert several[1:4] == hand
     assert given[4:] == shapes[4:] == [5, ""]
-    assert job[:2] == [1, weights + rows]
-    assert job[4:] == [5, ""]
+    assert there[:2] == [1, weights + rows]
+    assert there[4:] == [5, ""]
 
 
 def test_versions_have_the_option():
@@ -373,3 +373,70 @@ def test_what_the_allocator_had_is_told_where_the_runs_made_it_rise(before, afte
     assert ("allocator's peak (measured)" in table._repr_html_().replace("&#x27;", "'").replace("&#39;", "'")) == (
         told is not None
     )
+
+
+def test_the_trace_is_free_while_xla_compiles(monkeypatch):
+    compiler, free = module.compile_for_memory, []
+
+    def compiling(*args):
+        free.append(in_thread(lambda: trace.lock.acquire(blocking=False) and trace.lock.release() is None))
+        return compiler(*args)
+
+    fun, args = LAYERS
+    trace = rm.trace(fun, *args)
+    monkeypatch.setattr(module, "compile_for_memory", compiling)
+    assert trace.measure("none").error == ""
+    assert free == [True]
+
+
+def in_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join(600)
+    return found[0]
+
+
+def test_settings_are_taken_along_and_given_back():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    device = jax.devices()[0]
+
+    def current():
+        return (
+            jax.config.jax_enable_x64,
+            jax.config.jax_default_device,
+            jax.sharding.get_abstract_mesh().axis_names,
+        )
+
+    usual = current()
+    with jax.enable_x64(True), jax.default_device(device), jax.set_mesh(mesh):
+        inside = current()
+        assert inside == (True, device, ("data",))
+        settings = _jax.thread_settings()
+        assert in_thread(current) == usual  # a new thread has none of them by itself
+
+    def there():
+        with settings():
+            taken = current()
+        return taken, current()
+
+    assert in_thread(there) == (inside, usual)
+    assert current() == usual
+
+
+def test_old_meshes_are_taken_along():
+    from jax._src.mesh import thread_resources
+
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    thread_resources.stack.append(thread_resources.stack[-1].with_mesh(mesh))
+    try:
+        settings = _jax.thread_settings()
+    finally:
+        thread_resources.stack.pop()
+
+    def there():
+        with settings():
+            taken = thread_resources.env.physical_mesh
+        return taken, thread_resources.env.physical_mesh.empty
+
+    assert in_thread(there) == (mesh, True)

@@ -82,9 +82,24 @@ def test_rows_have_what_is_needed_and_the_time_and_two_buttons_each():
 
 
 def test_more_than_four_choices_are_elsewhere():
-    page = views.changes_html(fit_of(*(choice(f"c{n}", 10 * GB - n, n / 100) for n in range(9))), all_of=31)
+    page = views.changes_html(fit_of(*(choice(f"c{n}", 10 * GB - n * GB, n / 100) for n in range(9))), all_of=31)
     assert page.count("data-row=") == 4
     assert "all 31 choices" in page
+
+
+def test_of_what_fits_those_are_shown_that_one_would_take():
+    """The best and what needs clearly less: 64% more time for 0.3 GB less, or a doubt for more memory, is elsewhere."""
+    best, hardly = choice("best", 8_400_000_000, 0.30), choice("hardly", 8_100_000_000, 0.64)
+    clearly, doubtful = choice("clearly", 5 * GB, 0.70), choice("doubtful", 16_900_000_000, 0.29)
+    faster = choice("faster", 16_900_000_000, 0.10)
+    fit = fit_of(best, hardly, clearly, doubtful)
+    page = views.changes_html(fit, all_of=5)
+    assert re.findall('data-row="([^"]*)"', page) == ["best", "clearly"]
+    assert "all 5 choices" in page
+    assert "and 2 more" in views.changes_html(fit, live=False)
+    assert re.findall('data-row="([^"]*)"', views.changes_html(fit_of(best, faster))) == ["best", "faster"]
+    assert re.findall("^(?:best|hardly|clearly|doubtful)", str(fit).replace("  ", ""), re.M) == ["best", "clearly"]
+    assert views.changes_html(fit_of(*(choice(f"c{n}", (22 + n) * GB, -n) for n in range(3)))).count("data-row") == 3
 
 
 def test_shares_are_of_flops_where_no_time_is_known():

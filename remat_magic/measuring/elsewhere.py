@@ -33,10 +33,6 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 
 
-class Stopped(BaseException):
-    """A measurement was cancelled between two of its steps; no error, so that ``except Exception`` lets it through."""
-
-
 def compile_for(
     device: Device,
     lowered: Any,
@@ -48,7 +44,7 @@ def compile_for(
     """What XLA says of a program lowered for a device's platform, compiled for that device, which need not be here.
 
     It waits so many ``seconds`` for the compiler at most, 0 for what is cached only; where ``stop`` returns True the
-    compiler is killed and ``Stopped`` is raised.
+    compiler is killed.
 
     Returns:
         What ``compiler_process.compile_in`` gives, of one device where several share the work, with ``devices``: how
@@ -56,8 +52,8 @@ def compile_for(
         lines where the program's source stands elsewhere by now.
 
     Raises:
-        RematError: the compiler is not installed, took too long, or died; the program is for devices that are not
-            offered together, for more or fewer than ``device`` is, or of ``jax.pmap``.
+        RematError: the compiler is not installed, took too long, was stopped or died; the program is for devices that
+            are not offered together, for more or fewer than ``device`` is, or of ``jax.pmap``.
     """
     if device.target is None or not device.compiles_here:
         raise RematError(device.why_not or f"{device.name} is this machine: leave out device=.")
@@ -136,7 +132,7 @@ def _wait(process: subprocess.Popen[bytes], name: str, seconds: float, stop: Cal
     end = time.monotonic() + seconds
     while process.poll() is None:
         if stop():
-            raise Stopped
+            raise RematError(f"The compiler for {name} was stopped.")
         if time.monotonic() > end:
             raise RematError(
                 f"XLA has not compiled it for {name} within {seconds:g} s: allow more (seconds=), or compile with less "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from remat_magic.engine.engine import Engine
 from remat_magic.facts.facts import Facts, Unknown, Variant
 from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
-from remat_magic.measuring.elsewhere import Stopped, compile_for
+from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_memory import sizes_of, with_texts
-from remat_magic.records import Collective, Effort, Measurement, Note, RematError, Report, XlaMemory
+from remat_magic.records import Collective, Effort, GradientDifference, Measurement, Note, RematError, XlaMemory
 
 
 def failure(doing: str, error: BaseException) -> str:
@@ -185,16 +185,6 @@ def _with_names(engine: Engine, memory: XlaMemory) -> XlaMemory:
 _ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 
-class How(TypedDict, total=False):
-    """The options of a measurement, as for ``Trace.measure``."""
-
-    inputs: Any
-    runs: int
-    device: str | Device | None
-    effort: Effort
-    seconds: float
-
-
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
     """How to measure, as for ``Trace.measure``; ``named`` is the device that is given, if one is.
@@ -226,11 +216,9 @@ def measure(
 ) -> Measurement:
     """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays.
 
-    ``stop`` is called between the steps (lowering, compiling, each run); where it returns True, ``Stopped`` is raised.
-    The trace's lock is held while lowering only.
+    Where ``stop`` returns True, the compiler of a device that need not be here is ended. The trace's lock is held while
+    lowering only.
     """
-    if stop():
-        raise Stopped
     if isinstance(choice, Unknown):
         return Measurement(choice.policy, choice.at, error=choice.error)
     if request.elsewhere is not None:
@@ -239,7 +227,7 @@ def measure(
         arrays = arrays_for(choice.engine, request.inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: said, not raised
         return Measurement(choice.selection.policy, choice.selection.at, error=failure("make the inputs", error))
-    return _measure_here(choice, arrays, request, stop)
+    return _measure_here(choice, arrays, request)
 
 
 def compiler_of(facts: Facts, device: str | Device | None) -> Callable[[Any, str], Measurement] | None:
@@ -267,15 +255,8 @@ def _saves_in_scans(facts: Facts) -> bool:
     return sum(stacked) >= 0.9 * sum(row.nbytes for row in saved)
 
 
-def _measure_here(
-    variant: Variant, arrays: Sequence[Any] | None, request: MeasureRequest, stop: Callable[[], bool]
-) -> Measurement:
+def _measure_here(variant: Variant, arrays: Sequence[Any] | None, request: MeasureRequest) -> Measurement:
     """:func:`measure` where JAX runs, on the array leaves themselves, or on none."""
-
-    def unless_stopped() -> None:
-        if stop():
-            raise Stopped
-
     engine, selection, named = variant.engine, variant.selection, request.named
     measured = Measurement(selection.policy, selection.at, devices_there=named.count if named else 1)
     doing = "lower"
@@ -283,12 +264,10 @@ def _measure_here(
         if named is not None:
             named.check_mesh(max(map(_jax.devices_of, _shardings(engine, arrays)), default=1))
         gradient = variant.retrace.gradient(shardings_for(arrays), donate=variant.selection.donate)
-        unless_stopped()
         doing = "compile"
         start = time.perf_counter()
         compiled: Any = compile_for_memory(gradient.lowered, _platform(engine, arrays))
         seconds = time.perf_counter() - start
-        unless_stopped()
         modules = _or_none(lambda: _jax.modules_of(compiled.runtime_executable().hlo_modules()))
         measured = replace(_numbers(measured, compiled, modules), compile_seconds=seconds)
         measured = replace(measured, findings=offload_note(gradient.forward.residual_types, modules))
@@ -296,7 +275,7 @@ def _measure_here(
             doing = "run"
             first = _first(_devices(compiled))
             before = _jax.most_allocated(first)
-            times = _timed(compiled, arrays, gradient.donated, request.runs, unless_stopped)
+            times = _timed(compiled, arrays, gradient.donated, request.runs)
             measured = replace(measured, run_seconds=statistics.median(times), runs=request.runs)
             if (most := _jax.most_allocated(first)) is not None and most > (before or 0):
                 measured = replace(measured, allocated_bytes=most)
@@ -408,13 +387,7 @@ def _are_simulated(devices: Collection[Any]) -> bool:
     return len(devices) > len(processes) and all(device.platform == "cpu" for device in devices)
 
 
-def _timed(
-    compiled: jax.stages.Compiled,
-    arrays: Sequence[Any],
-    donated: Sequence[int],
-    runs: int,
-    unless_stopped: Callable[[], None],
-) -> list[float]:
+def _timed(compiled: jax.stages.Compiled, arrays: Sequence[Any], donated: Sequence[int], runs: int) -> list[float]:
     """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is live.
 
     What a step writes over are copies, so that the user's arrays stay.
@@ -425,7 +398,6 @@ def _timed(
         for position in donated:
             given[position] = jnp.copy(given[position])
         jax.block_until_ready(given)
-        unless_stopped()
         start = time.perf_counter()
         jax.block_until_ready(compiled(*given))
         times.append(time.perf_counter() - start)
@@ -433,11 +405,6 @@ def _timed(
 
 
 # ------------------------------------------------------------------ where the compiled program departs from the report
-
-
-# A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
-# to have fallen by less than this part of it, for the sentence that it does not show.
-_LARGE, _SMALL = 0.2, 0.1
 
 
 def offload_note(residual_types: Sequence[Any], modules: Sequence[_jax.Module] | None) -> tuple[Note, ...]:
@@ -452,35 +419,88 @@ def offload_note(residual_types: Sequence[Any], modules: Sequence[_jax.Module] |
     return (Note("offload-kept", sentence),)
 
 
-def without_effect(measured: Sequence[tuple[Report | None, Measurement]]) -> dict[int, Note]:
-    """Savings on paper that temporary memory does not show, compared with "none" at the same place.
+# ------------------------------------------------------------- whether a policy leaves values and gradients as they are
 
-    XLA takes operations of the recomputation for those of the forward pass where no barrier keeps them apart, drops a
-    forward pass that only the backward pass read, and rematerializes cheap residuals in fusions. Given are reports with
-    their measurements (None of what there is no report); the notes are by the number of the measurement.
-    """
-    plain = {
-        report.at: (report, measurement)
-        for report, measurement in measured
-        if report is not None and report.policy == "none" and measurement.temp_bytes is not None
-    }
-    notes: dict[int, Note] = {}
-    for number, (report, measurement) in enumerate(measured):
-        if report is None or report.policy == "none" or report.at not in plain or measurement.temp_bytes is None:
+
+def check_gradients(
+    facts: Facts, policies: Iterable[Any], inputs: Any, at: Any, namespace: Mapping[str, Any] | None
+) -> tuple[GradientDifference, ...]:
+    """``Trace.check_gradients``."""
+    check_inputs(inputs)
+    if inputs is None:
+        raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
+    engine, alone = facts.engine, isinstance(inputs, str)
+    arrays, reference, sentence = list[Any](), list[np.ndarray[Any, Any]](), ""
+    try:
+        arrays = arrays_for(engine, inputs, alone=alone) or []
+        without = facts.under("none", dict.fromkeys(at, "none") if isinstance(at, Mapping) else at)
+        reference = _run(without, arrays, alone)
+    except Exception as error:  # noqa: BLE001 - said for each policy
+        sentence = failure(f"run {engine.primal.name} without the checkpoint", error)
+
+    def difference(variant: Variant | Unknown) -> GradientDifference:
+        if isinstance(variant, Unknown):
+            return GradientDifference(variant.policy, variant.at, error=sentence or variant.error)
+        policy, at = variant.selection.policy, variant.selection.at
+        if sentence:
+            return GradientDifference(policy, at, error=sentence)
+        try:
+            values = _run(variant, arrays, alone)
+            return _difference(policy, at, _names(engine, len(values), alone), values, reference)
+        except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
+            return GradientDifference(policy, at, error=failure(f"run {engine.primal.name} under {policy}", error))
+
+    return tuple(difference(facts.choose(policy, at, namespace)) for policy in policies)
+
+
+def _run(variant: Variant, arrays: Sequence[Any], alone: bool) -> list[np.ndarray[Any, Any]]:
+    """All that the program returns, on the host."""
+    gradient = variant.retrace.gradient(shardings_for(arrays), alone=alone)
+    given = [jnp.copy(array) if number in gradient.donated else array for number, array in enumerate(arrays)]
+    return list(map(_on_host, gradient.lowered.compile()(*given)))
+
+
+def _on_host(result: Any) -> np.ndarray[Any, Any]:
+    if _jax.is_key(result):
+        result = jax.random.key_data(result)
+    array = np.asarray(result)
+    # bfloat16 and its like subtract in their own precision.
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _names(engine: Engine, count: int, alone: bool) -> list[str]:
+    inputs = engine.inputs(alone=alone).arrays
+    of_gradient = alone or engine.step is None
+    gradients = [f"the gradient of {leaf.name}" for leaf in inputs if leaf.differentiated and of_gradient]
+    outputs = count - len(gradients)
+    return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]
+
+
+_Arrays = Sequence[np.ndarray[Any, Any]]
+
+
+def _difference(policy: str, at: str, names: Sequence[str], values: _Arrays, reference: _Arrays) -> GradientDifference:
+    absolute, where, index = 0.0, "", ()
+    relative, relative_where = 0.0, ""
+    for name, array, without in zip(names, values, reference, strict=True):
+        if not array.size:
             continue
-        without, reference = plain[report.at]
-        assert reference.temp_bytes is not None
-        if (measurement.device, measurement.devices) != (reference.device, reference.devices):
-            continue
-        less = without.saved_bytes - report.saved_bytes
-        fallen = reference.temp_bytes - measurement.temp_bytes
-        of_all = 1 if report.per_device else reference.devices
-        if less < _LARGE * max(reference.temp_bytes, 1) * of_all or fallen > _SMALL * less:
-            continue
-        notes[number] = Note(
-            "no-gain",
-            f"{report.policy} saves {units.nbytes(less)} less than no checkpoint, yet XLA's temporary memory is "
-            f"{units.nbytes(measurement.temp_bytes)} against {units.nbytes(reference.temp_bytes)}: "
-            "it gains nothing here.",
-        )
-    return notes
+        apart = _apart(array, without)
+        worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
+        largest = float(apart[worst])
+        if largest > absolute:
+            absolute, where, index = largest, name, tuple(int(i) for i in worst)
+        finite = np.abs(without[np.isfinite(without)])
+        scale = float(finite.max()) if finite.size else 0.0
+        scaled = 0.0 if largest == 0 else largest / scale if scale else float("inf")
+        if scaled > relative:
+            relative, relative_where = scaled, name
+    return GradientDifference(policy, at, absolute, where, index, relative, relative_where)
+
+
+def _apart(array: np.ndarray[Any, Any], without: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Distances of the elements; what is equal or NaN on both sides is none, NaN on one side is infinitely far."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(array - without)
+    same = (array == without) | (np.isnan(array) & np.isnan(without))
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

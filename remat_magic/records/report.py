@@ -58,7 +58,6 @@ NoteKind = Literal[
     "policy-asked-little",
     "saved-in-vain",
     "rule-repeats",
-    "no-gain",
     "peak-in-update",
     "offload-kept",
     "checks-left-out",

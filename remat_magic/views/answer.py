@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -128,6 +129,26 @@ def offered(fit: Fit) -> list[Offered]:
     return [words(choice, in_time) for choice in choices]
 
 
+# Of what the others need, and of the step's time or FLOPs: a difference for which one would take the other.
+_CLEARLY_LESS, _CLEARLY_FASTER = 0.9, 0.05
+
+
+def shortlist(rows: Iterable[Offered]) -> list[Offered]:
+    """What one would take: the best, each that needs clearly less, and of what may fit what takes clearly less time.
+
+    Beside 8.4 GB for 30% more time, 8.1 GB for 64% and what may fit for 29% are for the list of all choices. Of what
+    comes nearest all are given.
+    """
+    short = list[Offered]()
+    for row in rows:
+        needed, extra, certain = row.choice.needed_bytes or 0, share(row.choice), row.choice.fits
+        less = all(needed < _CLEARLY_LESS * (other.choice.needed_bytes or 0) for other in short)
+        faster = all(extra < share(other.choice) - _CLEARLY_FASTER for other in short)
+        if less or certain is False or (certain is None and faster):
+            short.append(row)
+    return short
+
+
 def words(choice: FitChoice, in_time: bool = False) -> Offered:
     """A choice in words; if ``in_time``, its cost is a time, also where that is not known."""
     extra = "unknown" if in_time and choice.extra_time is None else cost(choice)
@@ -157,12 +178,18 @@ def cost_head(rows: Iterable[Offered]) -> str:
     return "time" if any(row.choice.extra_time is not None for row in rows) else "FLOPs"
 
 
+def share(choice: FitChoice) -> float:
+    """The share of the step's time that a choice adds, or of its FLOPs where no device is known; inf if unknown."""
+    extra = choice.extra_flops if choice.extra_time is None else choice.extra_time
+    return math.inf if extra is None else extra
+
+
 def cost(choice: FitChoice) -> str:
-    """The time that a choice adds, as a share; or the FLOPs where no device is known."""
-    share = choice.extra_flops if choice.extra_time is None else choice.extra_time
-    if share is None:
+    """The same as text: ``+23%``."""
+    extra = share(choice)
+    if extra == math.inf:
         return "unknown"
-    return f"{share:+.0%}" if f"{abs(share):.0%}" != "0%" else "±0%"
+    return f"{extra:+.0%}" if f"{abs(extra):.0%}" != "0%" else "±0%"
 
 
 def fits(choice: FitChoice) -> str:

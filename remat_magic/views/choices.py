@@ -47,17 +47,12 @@ def of_rows(rows: Sequence[ComparisonRow]) -> list[FitChoice]:
     return sorted(found, key=lambda choice: (choice.needed_bytes is None, choice.needed_bytes))
 
 
-def _cost(choice: FitChoice) -> float | None:
-    """What the picture and the order go by: shares of the step's time, or of its FLOPs."""
-    return choice.extra_flops if choice.extra_time is None else choice.extra_time
-
-
 def _row(number: int, choice: FitChoice, fits: bool) -> Row:
     key, at = html.escape(choice.key), html.escape(choice.at)
     low, high = (choice.needed_bytes,) * 2 if choice.compiled else (choice.needed_low, choice.needed_high)
     rank = {True: 0, None: 1, False: 2}[choice.fits]  # on the device; where the line is moved, it is by the range
-    numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": _cost(choice), "rank": rank}
-    known = "".join(f' data-{name}="{value}"' for name, value in numbers.items() if value is not None)
+    numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": answer.share(choice), "rank": rank}
+    known = "".join(f' data-{name}="{value}"' for name, value in numbers.items() if value not in (None, math.inf))
     flags = f"{' data-unusable' * bool(choice.unusable)}{' data-donates' * bool(choice.donate)}"
     name = (
         f'<button type="button" class="remat-link" data-policy="{key}" data-at="{at}" '
@@ -70,7 +65,7 @@ def _row(number: int, choice: FitChoice, fits: bool) -> Row:
         cell(Part(choice.what, html=name), *said),
         cell(f"{answer.needed(choice)}{', compiled' * choice.compiled}"),
         *([cell()] if fits else []),
-        cell(answer.cost(choice) if _cost(choice) is not None else ""),
+        cell(answer.cost(choice) if answer.share(choice) != math.inf else ""),
         *([] if fits else [cell(saved)]),
     )
     return Row(cells, f' data-choice="{number}" data-row="{key}" data-at="{at}"{known}{flags}')
@@ -84,7 +79,9 @@ def _picture(choices: Sequence[FitChoice], fit: Fit | None, in_time: bool) -> st
     points = [
         (number, choice, needed, cost)
         for number, choice in enumerate(choices)
-        if (needed := choice.needed_bytes) is not None and (cost := _cost(choice)) is not None and not choice.unusable
+        if (needed := choice.needed_bytes) is not None
+        and (cost := answer.share(choice)) != math.inf
+        and not choice.unusable
     ]
     sizes, costs = {needed for _, _, needed, _ in points}, [0.0, *(cost for *_, cost in points)]
     if len(sizes) < 2:

@@ -156,19 +156,20 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
     head = answer.what_to_do(fit).rstrip(".") if fit.fits else "What to change"
     of = {"time": "percentages are of the step's time", "FLOPs": "percentages are of the step's FLOPs"}
     text = f" <small>({of[answer.cost_head(rows)]})</small>" if rows else ""
-    table = table_html(changes_table(rows[:CHANGES], "", live), heads=False) if rows else ""
+    shown = answer.shortlist(rows)[:CHANGES]
+    table = table_html(changes_table(shown, "", live), heads=False) if rows else ""
     nothing_fits = not rows or all(row.choice.fits is False for row in rows)
     said = answer.what_to_do(fit) if nothing_fits and not fit.fits and fit.progress.finished else ""
     said = f"{said.rstrip('.')}." if said else ""
     sentence = " ".join(filter(None, [said, answer.unfinished(fit)]))
     below = _mute(sentence) if sentence else ""
-    if live and len(rows) > CHANGES:
+    if live and len(rows) > len(shown):
         below += (
             f' <button type="button" class="remat-link" data-action="all-choices" {KEYS}>'
             f"all {fmt.count(all_of or len(rows), 'choice')}</button>"
         )
-    elif len(rows) > CHANGES:
-        below += f" {_mute(f'and {len(rows) - CHANGES} more')}"
+    elif len(rows) > len(shown):
+        below += f" {_mute(f'and {len(rows) - len(shown)} more')}"
     return f"<h4>{head}{text}</h4>{table}<div>{below}</div>"
 
 

@@ -209,8 +209,9 @@ def _fit(fit: Fit, more: str, remarks: Iterable[str], diff: str) -> _Parts:
         above += _headed("Takes it", table_text(taken_table(lines), brief=True, heads=False))
     offered, heading = answer.offered(fit), answer.what_to_do(fit)
     if offered:
-        table = table_text(changes_table(offered[:_OFFERED], heading), brief=True)
-        above += [Text(), table, *_more(len(offered) - _OFFERED, "more choice")]
+        short = answer.shortlist(offered)[:_OFFERED]
+        table = table_text(changes_table(short, heading), brief=True)
+        above += [Text(), table, *_more(len(offered) - len(short), "more choice")]
     else:
         above += _sentences([heading])
     below = _sentences([answer.batch(fit), answer.unfinished(fit)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remat_magic import devices
 from remat_magic.records import ComparisonRow, Fit, FitChoice, RematError
@@ -16,9 +16,6 @@ from remat_magic.views.headline import line_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.panels import Panel, Request
 from remat_magic.widget.worker import Worker, sentence_of
-
-if TYPE_CHECKING:
-    from remat_magic.api import Measuring
 
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
 _TELL = 0.3  # seconds between two answers that tell what is known so far
@@ -35,23 +32,19 @@ class FirstScreen(Panel):
         self.is_busy: Callable[[], bool] = lambda: False  # whether a cell is running, for which the search waits
         self.on_end: Callable[[], None] = lambda: None  # called when all is known of a device
         self.searching = Worker[str](self._look, "remat_magic fit")
-        self._compiling: tuple[Request, Measuring] | None = None  # what is being compiled
+        self._compiling: Request | None = None
 
     def handle(self, request: Request) -> None:
         """Take a message of the browser."""
-        if request.kind == "screen" and self._compiling and self._compiling[0].choice != request.choice:
-            self._cancel()  # the reader has gone on
+        if request.kind == "screen" and self._compiling and self._compiling.choice != request.choice:
+            self._compiling = None  # the reader has gone on
         super().handle(request)
 
     def close(self) -> None:
         """Look for nothing more."""
         self.searching.post(None)
-        self._cancel()
+        self._compiling = None
         super().close()
-
-    def _cancel(self) -> None:
-        if self._compiling is not None:
-            self._compiling[1].cancel()
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """The answer, as HTML."""
@@ -109,13 +102,12 @@ class FirstScreen(Panel):
         """What the compiler for the chosen device says of a choice."""
         live, device = self._live, self._live.device
         policy, at, namespace = self._arguments(request)
-        job = live.trace.measuring([(policy, at)], device=device, namespace=namespace)
-        self._compiling = request, job
-        job.wait()
-        self._compiling = None
-        if not job.results:
+        self._compiling = request
+        stop: Callable[[], bool] = lambda: self._compiling is not request  # noqa: E731
+        measured = live.trace.measure(policy, at, device=device, namespace=namespace, stop=stop)
+        if stop():
             return {}
-        (measured,) = job.results
+        self._compiling = None
         if measured.error:
             raise RematError(measured.error)
         live.add_measured(device, [measured])
