@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from remat_magic import devices
 from remat_magic.engine.catching import Watch
 from remat_magic.engine.engine import Engine
+from remat_magic.errors import printable
 from remat_magic.facts.facts import Facts
 from remat_magic.records import (
     Advice,
@@ -32,7 +33,6 @@ from remat_magic.records import (
     Timeline,
     WhatIf,
 )
-from remat_magic.wording import printable
 
 if TYPE_CHECKING:
     from remat_magic.devices import Device

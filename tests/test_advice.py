@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax, units
-from remat_magic.advice.parts import lines_of_part
+from remat_magic.advice.rules import lines_of_part
 from remat_magic.views.headline import advice_html
 from tests.benchmarks import named_models
 from tests.programs import KINDS, PROGRAMS, f32

@@ -15,12 +15,11 @@ PACKAGE = package_folder()
 
 # A layer is a top-level module or subpackage, named by where it stands in the way from the user's cell to the browser;
 # it may import those that are listed for it, in functions and for type checkers too, and these third-party packages.
-LEAVES = {"errors", "units", "parsing", "wording", "user_files"}
+LEAVES = {"errors", "units", "parsing", "user_files"}
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "units": ({"errors"}, set()),
     "parsing": (set(), set()),
-    "wording": (set(), set()),
     "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
     "devices": ({"errors", "_jax"}, {"jax"}),  # jax to tell what is here, and how fast this machine is when asked
@@ -46,8 +45,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"records", "engine", "facts", "planning", "measuring", "compare", "advice", "editing", "devices"},
         set(),
     ),
-    "script": ({"records", "devices", "api", "views", "widget"}, set()),
-    "__main__": ({"_jax", "api", "devices", "measuring", "script", "wording"}, {"jax"}),
+    "__main__": ({"_jax", "api", "devices", "measuring", "views", "widget"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": (

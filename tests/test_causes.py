@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import remat_magic as rm
-from remat_magic.advice.parts import lines_of_part
+from remat_magic.advice.rules import lines_of_part
 from tests.programs import f32
 
 BF16 = jnp.bfloat16

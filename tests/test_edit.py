@@ -20,8 +20,7 @@ from remat_magic.engine.engine import Engine
 from remat_magic.facts import reports
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import display
-from remat_magic.views.edit import edit_html
-from remat_magic.views.plans import plan_meaning
+from remat_magic.views.plans import edit_html, plan_meaning
 from tests.programs import PROGRAMS, f32
 from tests.report_checks import types_of_jax, types_of_ours
 from tests.test_models import library

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from remat_magic.notebook.callee import called
-from remat_magic.notebook.functions import prepares
+from remat_magic.notebook.callee import called, prepares
 from remat_magic.notebook.rebinding import applied
 from remat_magic.records import RematError
 

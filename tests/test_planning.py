@@ -10,8 +10,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.records import Plan, Report
-from remat_magic.views.edit import edit_html
-from remat_magic.views.plans import flip_key, plan_html, plan_meaning, what_if_html
+from remat_magic.views.plans import edit_html, flip_key, plan_html, plan_meaning, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panels import Choices, Request

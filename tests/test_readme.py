@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remat_magic import devices, units
-from remat_magic.script import parser
+from remat_magic.__main__ import parser
 from tests.benchmarks import estimates, programs, unseen
 
 ROOT = Path(__file__).parent.parent

@@ -25,6 +25,7 @@ from rich.console import Console
 
 import remat_magic as rm
 from remat_magic import devices
+from remat_magic.errors import one_line, printable
 from remat_magic.records import (
     Advice,
     Choice,
@@ -42,9 +43,8 @@ from remat_magic.views import choices, display, headline, jaxpr_text, memory, pl
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.widget import RematWidget
-from remat_magic.widget.bundle import widget_script
+from remat_magic.widget.frame import widget_script
 from remat_magic.widget.panels import PANELS
-from remat_magic.wording import one_line, printable
 from tests.plot_records import Sheet, rows, timeline
 from tests.programs import some_of
 from tests.test_architecture import PACKAGE, modules

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from remat_magic.records import Edit, FileEdit
-from remat_magic.views.edit import diffs_html, edit_html
+from remat_magic.views.plans import diffs_html, edit_html
 
 
 def edit(old, new, **options):

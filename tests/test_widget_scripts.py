@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_magic.widget import RematWidget, bundle
+from remat_magic.widget import RematWidget, frame
 from remat_magic.widget.panels import PANELS, SCRIPTS, Panel
 from tests.conftest import package_folder
 from tests.test_widget import FakeTrace, browser, messages, tell  # noqa: F401 - a fixture
@@ -44,7 +44,7 @@ def test_names_in_different_modules_do_not_meet(scripts):
         two='import { double } from "./one.js";\nconst factor = 4;\n'
         "export const half = (number) => double(number) / factor;\n",
     )
-    script = bundle.bundle({"entry": main}, "entry.result")
+    script = frame.bundle({"entry": main}, "entry.result")
     assert script.count("// one.js") == 1  # though two modules import it
     assert run(script) == [10, 2.5]
 
@@ -54,7 +54,7 @@ def test_a_folder_may_have_a_hyphen_in_its_name(scripts, tmp_path: Path):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "one-two.js").write_text("export const two = 2;\n")
     main = scripts(main='import { two } from "./site-packages/one-two.js";\nexport const result = two;\n')
-    assert run(bundle.bundle({"entry": main}, "entry.result")) == 2
+    assert run(frame.bundle({"entry": main}, "entry.result")) == 2
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_a_folder_may_have_a_hyphen_in_its_name(scripts, tmp_path: Path):
 def test_what_the_bundle_does_not_know_is_an_error(scripts, text, error):
     main = scripts(main=text, one="export const a = 1;\n")
     with pytest.raises(ValueError, match=error):
-        bundle.bundle({"entry": main}, "entry")
+        frame.bundle({"entry": main}, "entry")
 
 
 def test_the_widget_gets_one_module():
-    script = bundle.widget_script(PANELS)
+    script = frame.widget_script(PANELS)
     assert [line for line in script.splitlines() if line.startswith(("import", "export"))] == [
         line for line in script.splitlines() if line.startswith("export default { render")
     ]

@@ -17,10 +17,10 @@ from jax.core import Tracer
 
 from remat_magic import _jax, libraries
 from remat_magic.engine.signature import function_name
+from remat_magic.errors import one_line, printable, text_of
 from remat_magic.jaxprs.provenance import Spans
 from remat_magic.records import RematError, SourceSpan
 from remat_magic.user_files import is_user_file
-from remat_magic.wording import one_line, printable, text_of
 
 # Between a call of the user's and what it calls of JAX, these add no function of the user's.
 _WRAPPING = ("jax", "equinox", "flax", "haiku", "chex", "jaxtyping", "beartype", "functools", "contextlib")

@@ -33,10 +33,10 @@ from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import restore_lines, source_texts
 from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
 from remat_magic.engine.vmaps import BATCH, Vmap, divisors, middle, parts_in, refuse_other_bits, with_parts
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.rewriting import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, FitChoice, GradientCall, Note, Plan, RematError, Site
-from remat_magic.wording import one_line, text_of
 
 ONE_PLACE = "a plan is for one place: choose 'function', 'sites' or one site's key."
 

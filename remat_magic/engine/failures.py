@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.provenance import Spans
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
-from remat_magic.wording import one_line, text_of
 
 COMPLEX = "reduce_precision does not accept dtype complex"
 """What JAX says of a policy that would save a complex value."""

@@ -16,12 +16,12 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
 from remat_magic.engine.failures import is_passing
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, own_type
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.rewriting import without_checks
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.records import RematError
-from remat_magic.wording import one_line, text_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

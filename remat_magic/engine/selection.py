@@ -16,11 +16,11 @@ from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.engine.vmaps import Vmap, parts_in
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.rewriting import NamedProgram
 from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, Plan, RematError
 from remat_magic.records.fit import by_hand
-from remat_magic.wording import one_line, text_of
 
 _PLACES = 12  # named at most where a place is not known
 

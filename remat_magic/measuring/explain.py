@@ -6,9 +6,9 @@ import linecache
 import re
 from collections.abc import Iterator
 
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.provenance import cell_number
 from remat_magic.records import Exhausted, ExhaustedBuffer, RematError, SourceSpan
-from remat_magic.wording import one_line, text_of
 
 # 15.75G, 384.0KiB, 112B, 6291456 bytes. With 2.99GiB (3206250496B) the exact number stands behind it.
 _SIZE = r"(?P<{}>[\d.,]*\d ?(?:[KMGTP]?i?B\b|[KMGTP]\b|bytes)?(?: \([\d,]+ ?(?:B|bytes)\))?)"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remat_magic import _jax, devices, units, wording
+from remat_magic import _jax, devices, errors, units
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.facts.facts import Facts, Unknown, Variant
@@ -27,7 +27,7 @@ def failure(doing: str, error: BaseException) -> str:
     """One sentence on what failed."""
     if isinstance(error, RematError):
         return str(error)
-    text = wording.one_line(wording.text_of(error), 4000)
+    text = errors.one_line(errors.text_of(error), 4000)
     if "RESOURCE_EXHAUSTED" in text or "ut of memory" in text or isinstance(error, MemoryError):
         return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
     first = text.split(". ")[0].rstrip(".")

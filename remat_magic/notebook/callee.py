@@ -5,10 +5,16 @@ Objects are recognised, not their spelling: a gradient may be stored, jitted or 
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import dis
 import functools
 import inspect
+import itertools
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +23,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
 from jax.core import Tracer
 
-from remat_magic import libraries
-from remat_magic._jax.wrappers import asks_shardings, gradient_in, is_backward_pass, is_forward_derivative, is_jitted
+from remat_magic import _jax, libraries
+from remat_magic._jax.wrappers import (
+    asks_shardings,
+    gradient_in,
+    is_backward_pass,
+    is_checkpoint,
+    is_forward_derivative,
+    is_jitted,
+)
 from remat_magic.libraries import layers
-from remat_magic.notebook.functions import consumes, lowered_by, name_of, takes_the_function
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
@@ -227,3 +239,216 @@ def _computes_what_it_wraps(layer: Any) -> bool:
     if not isinstance(layer, types.FunctionType):
         return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or libraries.is_jitted(layer)
     return not is_user_file(layer.__code__.co_filename)
+
+
+# ----------------------------------------------------------------------------------------------- what a function is for
+
+
+# Of JAX's own functions those that are called for what comes out of others.
+_CONSUMERS = (jax.block_until_ready, jax.device_get, jax.device_put, jax.debug.print)
+_CONSUMING_MODULES = sys.stdlib_module_names | {"numpy", "IPython", "matplotlib", "pandas", "rich", "tqdm"}
+
+
+def makes_a_function(fun: Any) -> bool:
+    """Whether a call of this is no call yet: ``jax.grad(f)`` alone, without the arguments of ``f``."""
+    makers = (jax.grad, jax.value_and_grad, jax.jacrev, jax.jit, jax.checkpoint, jax.vmap, functools.partial)
+    return any(fun is maker for maker in makers)
+
+
+def consumes(fun: Any) -> bool:
+    """Whether a function is called for its effect, or makes another thing of a result: ``print``, ``float``.
+
+    Where a call is in its brackets, that is meant.
+    """
+    if isinstance(fun, type | types.BuiltinFunctionType) or any(fun is consumer for consumer in _CONSUMERS):
+        return not makes_a_function(fun)
+    function = getattr(fun, "__func__", fun)
+    if not isinstance(function, types.FunctionType):
+        return False
+    module = str(function.__globals__.get("__name__"))  # functools.wraps gives __module__ to what it wraps
+    return module.partition(".")[0] in _CONSUMING_MODULES or module.endswith((".tree_util", ".tree"))
+
+
+def prepares(fun: Any) -> bool:
+    """Whether a function only prepares or reads something, as ``jnp.ones`` and ``optimizer.init`` do, or ``float``.
+
+    All others are gradients, or code of the user's own.
+    """
+    if consumes(fun) or makes_a_function(fun) or not callable(fun) or is_backward_pass(fun):
+        return True
+    if differentiates(fun) or lowered_by(fun) is not None:
+        return False
+    return not any(libraries.applies_a_model(layer) or _is_users(layer) for layer in layers(fun))
+
+
+def is_compiled(fun: Any) -> bool:
+    """Whether it was compiled ahead of time or exported: there is no Python that could be traced."""
+    exported = getattr(sys.modules.get("jax.export"), "Exported", ())
+    return isinstance(fun, jax.stages.Compiled) or isinstance(getattr(fun, "__self__", None), exported)
+
+
+def differentiates(fun: Any) -> bool:
+    """Whether a call of this takes a gradient, or makes ready to."""
+    return any(takes_the_function(layer) or libraries.is_gradient(layer) for layer in layers(fun))
+
+
+def takes_a_gradient(fun: Any) -> bool:
+    """Whether a call of this takes a gradient for sure, as no call does that only tells of one."""
+    only_tell = (jax.eval_shape, print_saved_residuals)
+    return differentiates(fun) and not any(layer is one for layer in layers(fun) for one in only_tell)
+
+
+def takes_the_function(fun: Any) -> bool:
+    """Whether it is ``jax.vjp`` or its like, which are called with a function and then its arguments."""
+    takers = (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals)
+    of_equinox = getattr(sys.modules.get("equinox"), "filter_vjp", None)
+    return fun is not None and any(fun is taker for taker in (*takers, of_equinox, libraries.vjp_of_nnx()))
+
+
+def lowered_by(fun: Any) -> Any:
+    """The jitted function that this is the ``lower``, or a similar method, of; None for anything else."""
+    owner: Any = getattr(fun, "__self__", None)
+    return owner if is_jitted(owner) and fun in (owner.lower, owner.trace, owner.eval_shape) else None
+
+
+def _is_users(fun: Any) -> bool:
+    """Whether a function, or the class of an object, is the user's own."""
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if code is not None:
+        return is_user_file(code.co_filename)
+    module = sys.modules.get(type(fun).__module__)
+    file = getattr(module, "__file__", None)
+    return module is not builtins and (not file or is_user_file(file))
+
+
+def name_of(fun: Any) -> str:
+    """The function's own name, or its type's."""
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+# ------------------------------------------------------------------------------------- what trains, while it is traced
+
+
+class Trains(BaseException):
+    """Breaks off the trace of a function that trains; the code that is traced does not see it as an error."""
+
+
+@contextlib.contextmanager
+def unless_it_trains(fun: Any) -> Iterator[None]:
+    """Trace a function until it shows that it trains: where a loop of its own, or of what it calls, takes a gradient.
+
+    Then ``Trains`` is raised. Nothing is done for None, and for what is no function or method written in Python.
+    """
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if not isinstance(code, types.CodeType) or not is_user_file(code.co_filename):
+        yield
+        return
+
+    def hold(traceable: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+        frames, frame = list[types.FrameType](), sys._getframe(1)  # noqa: SLF001
+        while frame is not None and (not frames or frames[-1].f_code is not code):
+            frames.append(frame)
+            frame = frame.f_back
+        own = itertools.takewhile(lambda one: not str(one.f_globals.get("__name__")).startswith("jax."), frames[::-1])
+        if frames[-1].f_code is code and any(_in_loop(one) for one in own if is_user_file(one.f_code.co_filename)):
+            raise Trains
+        return traceable
+
+    with _jax.holding(hold):
+        yield
+
+
+def _in_loop(frame: types.FrameType) -> bool:
+    """Whether the call that a frame is making stands in a ``for`` or ``while`` of its code."""
+    at = frame.f_lasti
+    jumps = (one for one in dis.get_instructions(frame.f_code) if "JUMP_BACKWARD" in one.opname)
+    return any(one.argval <= at <= one.offset for one in jumps if "NO_INTERRUPT" not in one.opname)
+
+
+# --------------------------------------------------------------------------------------------- where no call is written
+
+
+def defined(
+    namespace: Mapping[str, Any], functions: Sequence[tuple[str, bool, tuple[str, ...]]]
+) -> tuple[Callable[..., Any], str]:
+    """The function of a cell that is meant, and a remark where several could be; RematError where there is none.
+
+    It is the one decorated with ``jax.checkpoint``, or rather the one that calls that; without any, the one that no
+    other of the cell's calls. Of several, the last. ``functions`` are the names to which the cell gives functions, or
+    (False) what a call returned, which counts if it is checkpointed; each with the names used in it.
+    """
+    uses = {name: set(used) for name, _, used in functions if callable(namespace.get(name))}
+    for _ in uses:
+        for name, used in uses.items():
+            uses[name] = used.union(*(uses[other] for other in used & uses.keys()))
+    checkpointed = {name for name in uses if any(map(is_checkpoint, layers(namespace[name])))}
+    candidates = {name: uses[name] for name, is_function, _ in functions if name in uses and is_function}
+    candidates = {name: uses[name] for name in uses if name in candidates or name in checkpointed}
+    if checkpointed:
+        candidates = {name: used for name, used in candidates.items() if checkpointed & {name, *used}}
+    inside = {other for name, used in candidates.items() for other in used if other != name}
+    *others, chosen = [name for name in candidates if name not in inside] or candidates or [None]
+    if chosen is None:
+        raise RematError(
+            "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, "
+            "or define one function in the cell."
+        )
+    if not others:
+        return namespace[chosen], ""
+    names = " and ".join(f"`{name}`" for name in (*others, chosen))
+    return namespace[chosen], (
+        f"The cell defines {names}: the last is inspected; to choose another, end the cell with its call, such as "
+        f"{others[-1]}(...)."
+    )
+
+
+def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], variables: Mapping[str, Any]) -> Callee:
+    """A function, or a gradient, with arguments that no call gives.
+
+    They are ``written`` as between a call's brackets, to be evaluated in the namespace, else the ``variables`` with the
+    names of the parameters. RematError where one is missing; what else goes wrong in them is raised as it is.
+    """
+    __tracebackhide__ = True
+    if written is not None:
+        return called(fun, *_written_arguments(written, namespace))
+    args, kwargs, used = _arguments_by_name(fun, variables)
+    note = f"Arguments: your variable{'s' * (len(used) > 1)} {', '.join(used)}." if used else ""
+    return called(fun, args, kwargs).saying(note)
+
+
+def _written_arguments(written: str, namespace: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    __tracebackhide__ = True
+    code = f"(lambda *args, **kwargs: (args, kwargs))(\n{written}\n)"
+    try:
+        return eval(compile(code, "<--args>", "eval"), dict(namespace))  # noqa: S307  (the user's own Python)
+    except NameError as error:
+        if error.name is None or error.name in namespace:
+            raise
+        raise RematError(f"--args names `{error.name}`, which is not defined: assign it, or name another.") from None
+
+
+def _arguments_by_name(
+    fun: Callable[..., Any], variables: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """The variables with the names of the parameters, and which names were used.
+
+    Parameters with a default may lack a variable; ``*args`` and ``**kwargs`` get nothing.
+    """
+    name = name_of(fun)
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        raise RematError(f"the parameters of `{name}` cannot be read: give its arguments with --args.") from None
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {each.name: each for each in signature.parameters.values() if each.kind not in various}
+    needed = [each for each in named if named[each].default is inspect.Parameter.empty]
+    missing = [f"`{each}`" for each in needed if each not in variables]
+    if missing:
+        this, it = ("this name", "it") if len(missing) == 1 else ("these names", "them")
+        raise RematError(
+            f"`{name}` needs {' and '.join(missing)}, and no variable has {this}: assign {it}, or give the arguments "
+            'with --args "...".'
+        )
+    given = OrderedDict((each, variables[each]) for each in named if each in variables)
+    bound = inspect.BoundArguments(signature, given)
+    return bound.args, bound.kwargs, [*bound.arguments]

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 
 from remat_magic import api, devices, policies, units
+from remat_magic.errors import one_line, printable, text_of
 from remat_magic.meshes import mesh
 from remat_magic.notebook.callee import Callee
 from remat_magic.notebook.line import Options, one_sentence
 from remat_magic.records import RematError
-from remat_magic.wording import one_line, printable, text_of
 
 # What rm.trace has parameters of, so that a function's own of these names are given to it beforehand.
 _TAKEN = ("wrt", "has_aux", "gradient")

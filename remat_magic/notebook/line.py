@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from IPython.core.error import UsageError
 
+from remat_magic.errors import printable
 from remat_magic.parsing import parse_python
 from remat_magic.records import RematError
-from remat_magic.wording import printable
 
 NAME_KINDS = ("save", "offload")
 

@@ -5,16 +5,18 @@ Loading imports neither JAX nor the widget; the first inspection does.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
@@ -27,10 +29,8 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from remat_magic.notebook.calls import calls_something, watched_expression
-from remat_magic.notebook.cell import CellTransformer, mark
-from remat_magic.notebook.completion import matcher_for
-from remat_magic.notebook.line import Options, one_sentence, parse
+from remat_magic.notebook.cell import CellTransformer, calls_something, mark, watched_expression
+from remat_magic.notebook.line import NAME_KINDS, Options, one_sentence, option_actions, parse
 from remat_magic.notebook.rebinding import Rebinding
 from remat_magic.notebook.running import Found, Running
 from remat_magic.notebook.session import Session
@@ -208,7 +208,7 @@ class RematMagics(Magics):
     def answer(self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]] = ()) -> Any:
         """Show what the cell came to, or the function of some that it defines: the widget, or None with ``--text``."""
         __tracebackhide__ = True
-        from remat_magic.notebook.defined import defined
+        from remat_magic.notebook.callee import defined
 
         options = parse(self.parser, line)
         with one_sentence():
@@ -220,7 +220,7 @@ class RematMagics(Magics):
     def inspect_function(self, line: str, fun: Any, remark: str = "", /) -> Any:
         """Inspect a function with the arguments that ``--args`` or the namespace gives."""
         __tracebackhide__ = True
-        from remat_magic.notebook.defined import with_arguments
+        from remat_magic.notebook.callee import with_arguments
 
         session, options = self.session, parse(self.parser, line)
         with one_sentence():
@@ -369,3 +369,66 @@ def unload(ip: InteractiveShell) -> None:
     idle = sys.modules.get("remat_magic.widget.idle")  # no widget was ever shown where it is not imported
     if idle is not None:
         idle.forget(ip)
+
+
+# ------------------------------------------------------------------------------------------------------- tab completion
+
+
+_LINE = re.compile(r"\s*%{1,2}remat\s(?P<written>.*)")
+_AFTER_OPTION = re.compile(
+    r"""(?:|.*\s)(?P<option>--?[A-Za-z][\w-]*)[ =]+(?P<value>"[^"]*|'[^']*|[^\s"'(]*(?:\(.*)?)"""
+)
+_CHECKPOINT_NAME = re.compile(r"""checkpoint_name\(.*?["']([\w./-]+)["']\s*\)""")
+
+
+def matcher_for(
+    parser: argparse.ArgumentParser, session: Session
+) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """A matcher for ``ip.Completer.custom_matchers``."""
+
+    @context_matcher(identifier="remat_magic")
+    def remat_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        line = _LINE.fullmatch(context.text_until_cursor)
+        if line is None:
+            return {"completions": [], "suppress": False}
+        candidates = set(_candidates(parser, session, line["written"], context))
+        matching = sorted(candidate for candidate in candidates if candidate.startswith(context.token))
+        return {"completions": [SimpleCompletion(text) for text in matching], "suppress": bool(matching)}
+
+    return remat_matcher
+
+
+def _open_option(parser: argparse.ArgumentParser, before: str) -> re.Match[str] | None:
+    """The option whose value the cursor stands in."""
+    after = _AFTER_OPTION.fullmatch(before)
+    action = option_actions(parser).get(after["option"]) if after else None
+    if after is None or action is None or action.nargs == 0:
+        return None
+    return after if action.nargs != "?" or before[after.end("option")] == "=" else None
+
+
+def _candidates(
+    parser: argparse.ArgumentParser, session: Session, written: str, context: CompletionContext
+) -> Iterable[str]:
+    """What may stand at the cursor where the line is not yet Python."""
+    options = option_actions(parser)
+    after = _open_option(parser, written.removesuffix(context.token))
+    if after is None:
+        return options if context.token.startswith("-") else ()
+    value = after["value"].lstrip("\"'")
+    names = {*session.offered["names"], *_CHECKPOINT_NAME.findall(context.full_text)}
+    match options[after["option"]].dest:
+        case "policy" if "(" not in value:
+            from remat_magic import policies
+
+            keys = (key for choice in policies.choices() for key in (choice.key, *choice.aliases))
+            return (*keys, *session.offered["policy"])
+        case "policy":
+            return names
+        case "names":
+            return names if re.search(r"[=,]$", value) else {*names, *(f"{kind}=" for kind in NAME_KINDS)}
+        case "at" | "gradient" | "text" as option:
+            own = {"at": ("function", "sites"), "gradient": ("none",), "text": ("full",)}
+            return (*own[option], *session.offered.get(option, ()))
+        case _:
+            return ()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remat_magic.errors import printable
 from remat_magic.notebook.line import Options, one_sentence
 from remat_magic.notebook.session import Session
 from remat_magic.records import RematError
-from remat_magic.wording import printable
 
 if TYPE_CHECKING:
     from remat_magic.api import Caught, Trace
@@ -92,40 +92,40 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         self._functions[depth:] = [fun]
         if "jax" not in sys.modules or not callable(fun):
             return fun
-        from remat_magic.notebook import functions
+        from remat_magic.notebook import callee
 
         self.begin()
         if self._watch is None or self._watch.stopped_at is not None:  # a `finally` runs
             return fun
-        if functions.makes_a_function(fun):
+        if callee.makes_a_function(fun):
             return functools.partial(self._made, fun) if whole else fun
         if any(fun is one for one in self._ran) or not self._is_meant(fun, outside, last, showing):
             return fun
         return functools.partial(self._called, fun, last, whole)
 
     def _is_meant(self, fun: Any, outside: list[Any], last: bool, showing: Any) -> bool:
-        from remat_magic.notebook import functions
+        from remat_magic.notebook import callee
 
         step = self._options.step
-        if step not in (None, functions.name_of(fun)) and self._session.namespace.get(step) is not fun:
+        if step not in (None, callee.name_of(fun)) and self._session.namespace.get(step) is not fun:
             return False
-        if functions.consumes(fun) or functions.is_compiled(fun):
+        if callee.consumes(fun) or callee.is_compiled(fun):
             return False
-        if functions.prepares(fun):  # a library's, which is meant where it stands for itself
+        if callee.prepares(fun):  # a library's, which is meant where it stands for itself
             return last and not outside
-        if not all(map(functions.prepares, outside)):
+        if not all(map(callee.prepares, outside)):
             return False
-        if functions.takes_a_gradient(fun):
+        if callee.takes_a_gradient(fun):
             return True
         try:
-            return showing is not None and all(map(functions.prepares, showing() if showing else ()))
+            return showing is not None and all(map(callee.prepares, showing() if showing else ()))
         except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
             return False
 
     def _made(self, maker: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Inspect ``jax.grad(f)`` alone: its arguments are the user's variables."""
         __tracebackhide__ = True
-        from remat_magic.notebook.defined import with_arguments
+        from remat_magic.notebook.callee import with_arguments
 
         fun = maker(*args, **kwargs)
         with one_sentence():
@@ -134,8 +134,14 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
     def _called(self, fun: Any, last: bool, whole: bool, /, *args: Any, **kwargs: Any) -> Any:
         """Inspect a call. What cannot be differentiated, or trains, runs until its step."""
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import called, cannot_be_traced, has_shapes, may_be_inspected
-        from remat_magic.notebook.functions import Trains, unless_it_trains
+        from remat_magic.notebook.callee import (
+            Trains,
+            called,
+            cannot_be_traced,
+            has_shapes,
+            may_be_inspected,
+            unless_it_trains,
+        )
 
         options = self._options
         try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.display import display
 
+from remat_magic.errors import printable, text_of
 from remat_magic.records import RematError
-from remat_magic.wording import printable, text_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

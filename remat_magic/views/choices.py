@@ -11,9 +11,9 @@ from typing import Any
 from remat_magic.records import Comparison, ComparisonRow, Fit, FitChoice, Places
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.edit import findings
 from remat_magic.views.fit import with_code, words_of
 from remat_magic.views.format import escape, ticks
+from remat_magic.views.plans import findings
 from remat_magic.views.tables import KEYS, Part, Row, Table, cell, table_html
 
 _PAD = 0.04  # of the range of what is needed, on both sides of it

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 
+from remat_magic.errors import one_line, printable
 from remat_magic.records import (
     Advice,
     Comparison,
@@ -24,7 +25,6 @@ from remat_magic.records import (
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
 from remat_magic.views.choices import comparison_html, comparison_notes, comparison_table
-from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.fit import fit_html
 from remat_magic.views.format import escape
 from remat_magic.views.headline import advice_html, stake
@@ -33,16 +33,18 @@ from remat_magic.views.html import report_html, static
 from remat_magic.views.memory import exhausted_sentences, exhausted_table, layers_table, timeline_html
 from remat_magic.views.plans import (
     NO_NAMES,
+    edit_html,
+    edit_sentences,
     left_out,
     plan_html,
     plan_sentences,
     plan_table,
+    unnamed_sentences,
     what_if_html,
     what_if_table,
 )
 from remat_magic.views.tables import TOP_ROWS, Text, printed, table_html, table_text
 from remat_magic.views.text import Answer
-from remat_magic.wording import one_line, printable
 
 
 def html(record: Any) -> str:

@@ -10,10 +10,10 @@ from remat_magic.records import Edit, Fit, FitChoice, LiveValue, Measurement, Re
 from remat_magic.records.fit import microbatches_in
 from remat_magic.views import answer
 from remat_magic.views import format as fmt
-from remat_magic.views.edit import budget_sentence, diffs_html, findings, unnamed_sentences
 from remat_magic.views.format import escape
 from remat_magic.views.headline import totals
 from remat_magic.views.memory import compiled_bar_html, peak_bar_html, role_of
+from remat_magic.views.plans import budget_sentence, diffs_html, findings, unnamed_sentences
 from remat_magic.views.tables import KEYS, Cell, Part, Row, Table, cell, size, table_html
 
 # So many lines of the source, and so many choices, are seen at first.

@@ -6,12 +6,12 @@ import html
 import math
 import zlib
 
+from remat_magic.errors import printable
 from remat_magic.records import SourceSpan
 from remat_magic.units import flops as flops
 from remat_magic.units import nbytes as nbytes
 from remat_magic.units import percent as percent
 from remat_magic.units import seconds as seconds
-from remat_magic.wording import printable
 
 _STEPS = 5  # on an axis at most
 

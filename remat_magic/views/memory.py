@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remat_magic.errors import printable
 from remat_magic.records import (
     Exhausted,
     LiveKind,
@@ -43,7 +44,6 @@ from remat_magic.views.tables import (
     table_html,
 )
 from remat_magic.views.values import home_of
-from remat_magic.wording import printable
 
 # What is alive anyway comes first. By the kind of a value: how it is called, and by what it is coloured.
 ROLES = {

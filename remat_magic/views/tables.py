@@ -12,9 +12,9 @@ import rich.table
 import rich.text
 from rich.console import Console, OverflowMethod, RenderableType
 
+from remat_magic.errors import printable
 from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
 from remat_magic.views.format import count, escape, exact, nbytes, percent
-from remat_magic.wording import printable
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'

@@ -13,13 +13,13 @@ from rich.console import Console, RenderableType
 
 from remat_magic import devices, units
 from remat_magic.api import Policy, Trace
+from remat_magic.errors import printable
 from remat_magic.records import Fit, FitChoice, LiveValue, Measurement, Plan, RematError, Report, Timeline
 from remat_magic.views.answer import offered
 from remat_magic.views.fit import compilers_remarks
 from remat_magic.views.memory import live_in_xla
 from remat_magic.views.tables import printed
 from remat_magic.views.text import IN_CELL, Answer, is_large
-from remat_magic.wording import printable
 
 LIKE = "H100 SXM"
 """As on which peaks are where only bytes are given."""

@@ -16,18 +16,17 @@ import traitlets
 from IPython.core.getipython import get_ipython
 
 from remat_magic.api import Policy, Trace
+from remat_magic.errors import printable
 from remat_magic.records import Plan, RematError, Report
 from remat_magic.views import plans as plan_views
 from remat_magic.views.html import style
-from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.first_screen import FirstScreen
-from remat_magic.widget.frame import frame
+from remat_magic.widget.frame import frame, widget_script
 from remat_magic.widget.idle import IdleTime, Prefetch, idle_time
 from remat_magic.widget.live_trace import LiveTrace, shown, text_answer
 from remat_magic.widget.panels import PANELS, Panel, Request
 from remat_magic.widget.rendered import Kept, Rendered
 from remat_magic.widget.worker import Wish, Wishes, Worker, sentence_of
-from remat_magic.wording import printable
 
 # By which a page knows whether the view that it has is the newest.
 _NEWEST = ("policy", "at", "complete", "noted", "serial")

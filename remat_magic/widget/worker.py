@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from remat_magic.errors import one_line, text_of
 from remat_magic.records import RematError
-from remat_magic.wording import one_line, text_of
 
 _T = TypeVar("_T")
 
