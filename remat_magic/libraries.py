@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from remat_magic._jax import wrappers
+from remat_magic._jax import transforms
 from remat_magic.user_files import is_library_file
 
 
@@ -67,13 +67,13 @@ def wrapped_in(fun: Any) -> tuple[Any, Callable[[Any, Any, Any], Any]] | None:
     And what makes one like it with other arrays: it is given those that this one holds, the others, and the function of
     these.
     """
-    if (mapped := wrappers.mapped_in(fun)) is not None:
+    if (mapped := transforms.mapped_in(fun)) is not None:
         return mapped[0], lambda _held, _others, other: mapped[1](other)
     inner, by_equinox = getattr(fun, "__wrapped__", None), _made_by_equinox(fun, "filter_jit")
     is_tree = not jax.tree_util.all_leaves([inner])
     if is_tree and (by_equinox or _made_by_equinox(fun, "filter_vmap", "filter_checkpoint")):
         return inner, lambda own, others, _other: _with_leaves(fun, own, others)
-    if (by_equinox and not fun.donate_rest) or wrappers.is_jitted_plainly(fun):
+    if (by_equinox and not fun.donate_rest) or transforms.is_jitted_plainly(fun):
         jit = sys.modules["equinox"].filter_jit if by_equinox else jax.jit
         with contextlib.suppress(TypeError):
             hash(inner)  # JAX refuses what has none
@@ -91,9 +91,9 @@ def _nnx() -> Any:
     return sys.modules.get("flax.nnx")
 
 
-def _made_by_equinox(fun: Any, *transforms: str) -> bool:
+def _made_by_equinox(fun: Any, *names: str) -> bool:
     equinox = sys.modules.get("equinox")
-    makers = [getattr(equinox, name, None) for name in transforms if equinox is not None]
+    makers = [getattr(equinox, name, None) for name in names if equinox is not None]
     return any(maker is not None and type(fun) is type(maker(_probe)) for maker in makers)
 
 
@@ -105,7 +105,7 @@ def is_jitted(fun: Any) -> bool:
 
 def unjitted(fun: Any) -> Any:
     """What this very object jits, by ``jax.jit`` or a library's; the object itself where it is none such."""
-    return fun.__wrapped__ if is_jitted(fun) or wrappers.is_jitted(fun) else fun
+    return fun.__wrapped__ if is_jitted(fun) or transforms.is_jitted(fun) else fun
 
 
 def is_jitted_by_equinox(fun: Any) -> bool:
@@ -199,7 +199,7 @@ def loss_of_nnx(fun: Any) -> ModuleGradient | None:
     if (filters := closure.get("index_filter")) is not None:
         argnums = tuple(nnx.DiffState(position, state.filter) for position, state in filters.items())
         loss: Any = closure.get("f")
-    elif (gradient := wrappers.gradient_in(closure.get("gradded_fn"))) is not None:  # modules as plain pytrees
+    elif (gradient := transforms.gradient_in(closure.get("gradded_fn"))) is not None:  # modules as plain pytrees
         options["graph_updates"] = False
         argnums, loss = gradient.argnums, getattr(gradient.fun, "f", None)
     else:
@@ -226,7 +226,7 @@ def is_gradient(fun: Any) -> bool:
     """Whether JAX or a library made this object to take a gradient, jitted or not, and it does nothing else."""
     while (jitted := unjitted(fun)) is not fun:
         fun = jitted
-    makers = (wrappers.gradient_in, loss_of_equinox, loss_of_optax, loss_of_nnx)
+    makers = (transforms.gradient_in, loss_of_equinox, loss_of_optax, loss_of_nnx)
     return any(made_by(fun) is not None for made_by in makers)
 
 

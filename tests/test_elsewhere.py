@@ -443,7 +443,7 @@ from tests.test_elsewhere import PROGRAMS, print_sizes
 
 target = devices.get(sys.argv[1]).target
 settings = (
-    {"topology": "1x1x1", "target_config": _jax.compile_only._target_config(target.facts)}
+    {"topology": "1x1x1", "target_config": _jax.compiling._target_config(target.facts)}
     if target.platform == "cuda"
     else {"chips_per_host_bounds": (1, 1, 1)}
 )
@@ -548,7 +548,7 @@ from remat_magic import _jax, devices
 from tests.test_elsewhere import axis_types, print_sizes, sharded
 
 target = devices.get(sys.argv[1]).target
-settings = {"target_config": _jax.compile_only._target_config(target.facts)} if target.platform == "cuda" else {}
+settings = {"target_config": _jax.compiling._target_config(target.facts)} if target.platform == "cuda" else {}
 if settings:
     settings["topology"] = "1x1x8"
 described = topologies.get_topology_desc(sys.argv[2], target.platform, **settings)

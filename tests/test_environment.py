@@ -111,7 +111,7 @@ def test_a_failing_search_for_older_traces_costs_its_note_alone(monkeypatch):
     def fail(*_args):
         raise TypeError("keys of another kind")
 
-    monkeypatch.setattr("remat_magic._jax.caches._alive", fail)
+    monkeypatch.setattr("remat_magic._jax.settings._alive", fail)
     trace = rm.trace(lambda x: jnp.sum(jnp.sin(x)), np.ones(3, "float32"))
     assert trace.stale == ()
     assert trace.report("none").saved_bytes == 12  # cos

@@ -32,7 +32,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic._jax import caches
+from remat_magic._jax import settings
 from remat_magic.engine import calls, halves, retrace
 from remat_magic.measuring import measure as measuring
 from remat_magic.records import RematError
@@ -175,10 +175,10 @@ def state() -> list[object]:
         *(item.get_local() for item in _WATCHED),
         gc.isenabled(),
         set(halves._pauses),
-        set(caches._tracing_now),
+        set(settings._tracing_now),
         dict(calls._watchers),
         sys.gettrace(),
-        getattr(caches._in_force, "generation", None),
+        getattr(settings._in_force, "generation", None),
         type(pe.trace_to_jaxpr),
         core.trace_state_clean(),
         position.traceback,

@@ -153,8 +153,8 @@ def test_a_mesh_is_of_this_machines_devices_where_they_are_enough(monkeypatch):
     assert rm.mesh({"a": 3, "b": 5}).shape == {"a": 3, "b": 5}
     with pytest.raises(RematError, match="more than 2048 devices that are not here are not simulated"):
         rm.mesh("data=4096")
-    monkeypatch.setattr(_jax.propagation, "_make_client", None)
-    _jax.propagation._made.cache_clear()
+    monkeypatch.setattr(_jax.compiling, "_make_client", None)
+    _jax.compiling._made.cache_clear()
     with pytest.raises(RematError, match="how XLA spreads values over a mesh that is not here"):
         rm.mesh("data=512")
 
@@ -172,14 +172,14 @@ def test_a_program_is_asked_about_for_as_many_devices_as_are_simulated(monkeypat
     assert shapes["x"] == (2, WIDTH)
     assert of_xla(trace) == by_hand(mesh, function, [f32(WIDTH, WIDTH)], f32(512, WIDTH))
     few = tmp_path / "pids.max"
-    monkeypatch.setattr(_jax.propagation, "_LIMITS", (few, tmp_path / "missing"))
-    _jax.propagation._made.cache_clear()
+    monkeypatch.setattr(_jax.compiling, "_LIMITS", (few, tmp_path / "missing"))
+    _jax.compiling._made.cache_clear()
     few.write_text("max\n")
     assert rm.mesh("data=16").size == 16
     few.write_text("100\n")
     with pytest.raises(RematError, match="32 devices that are not here need 128 threads, of 100: use fewer."):
         rm.mesh("data=32")
-    _jax.propagation._made.cache_clear()
+    _jax.compiling._made.cache_clear()
 
 
 def test_constraints_inside_of_bodies_and_on_numbers_say_how_arguments_are():

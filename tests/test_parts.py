@@ -216,7 +216,7 @@ def test_a_place_that_there_is_not_says_which_there_are(at, why):
 
 
 def test_a_jax_without_the_name_says_so(monkeypatch):
-    monkeypatch.setattr(_jax.vmaps._place, "own", None)
+    monkeypatch.setattr(_jax.transforms._place, "own", None)
     with pytest.raises(rm.RematError, match=r"no jax\._src\.interpreters\.batching\.batch"):
         rm.trace(loss, *arguments(), wrt=0).report("nothing_saveable", at="vmap(render) in 2")
 

@@ -370,8 +370,10 @@ ALLOWED = {
     ("measuring/elsewhere.py", "unlink"): "the oldest answers in a cache folder that is full",
     ("measuring/compiler_process.py", "shutil"): "its own temporary folder, when the process that asked has ended",
     ("_jax/private.py", "importlib"): "JAX's own modules, by names that stand in this package",
-    ("_jax/caches.py", "importlib"): "likewise",
-    ("_jax/settings.py", "importlib"): "whether a plugin for another device is installed, which it does not load",
+    (
+        "_jax/settings.py",
+        "importlib",
+    ): "likewise, and whether there is a plugin for a device, which is not loaded",
     ("jaxprs/provenance.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
     ("__main__.py", "importlib"): "the versions of what is installed",

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
-from remat_magic._jax import propagation
+from remat_magic._jax import compiling
 from remat_magic.views.display import text
 from remat_magic.views.html import report_html
 from tests.eight_devices import eight
@@ -494,7 +494,7 @@ def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
     """Of a mesh with more devices than are simulated, and of a program that is too large."""
     loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
     mesh = automatic(8)
-    monkeypatch.setattr(propagation, "_MOST", 7)
+    monkeypatch.setattr(compiling, "_MOST", 7)
     note = of_all_together(loss, whole((32, 16), P(), mesh), whole((64, 32), P("data"), mesh))
     assert "XLA was not asked: more than 7 devices that are not here are not simulated: use a smaller mesh." in note
 

@@ -6,9 +6,16 @@ What it is tested with is in ``private.TESTED``. Each branch says which version 
 # pyright: reportUnusedImport=false
 # What is imported here is handed on, as `_jax.bodies`: of the vocabulary all.
 
-from remat_magic._jax.bodies import *
-from remat_magic._jax.caches import Generation, stale_traces, tracing
-from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
+from remat_magic._jax.compiling import (
+    ENVIRONMENT,
+    QUICK,
+    automatic_mesh,
+    bytecode,
+    calls_back,
+    compile_program,
+    on_devices_here,
+    propagated,
+)
 from remat_magic._jax.examples import Refused, Share, differing, followed, same_value
 from remat_magic._jax.formulas import communication
 from remat_magic._jax.gradients import *
@@ -16,9 +23,17 @@ from remat_magic._jax.hlo import *
 from remat_magic._jax.jaxprs import *
 from remat_magic._jax.primitives import *
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
-from remat_magic._jax.propagation import automatic_mesh, on_devices_here, propagated
 from remat_magic._jax.settings import *
 from remat_magic._jax.shardings import *
-from remat_magic._jax.vmaps import NO_BREAK, VmapCall, cut, has_other_bits, joined, mapping, why_no_vmaps
+from remat_magic._jax.transforms import (
+    NO_BREAK,
+    VmapCall,
+    behind_boundary,
+    cut,
+    has_other_bits,
+    is_boundary,
+    joined,
+    mapping,
+    why_no_vmaps,
+)
 from remat_magic._jax.watch import Jitted, Stopped, find, watching
-from remat_magic._jax.wrappers import behind_boundary, is_boundary

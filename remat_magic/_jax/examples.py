@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from remat_magic._jax.bodies import Body, bodies
-from remat_magic._jax.jaxprs import is_checkpoint, is_literal, open_jaxpr
+from remat_magic._jax.jaxprs import Body, bodies, is_checkpoint, is_literal, open_jaxpr
 from remat_magic._jax.primitives import (
     CUMULATIVE,
     ELEMENTWISE,
@@ -32,7 +31,7 @@ from remat_magic._jax.primitives import (
     primitive_name,
     scan_split,
 )
-from remat_magic._jax.vmaps import has_other_bits
+from remat_magic._jax.transforms import has_other_bits
 
 Kind = Literal["axis", "sum", "size", "zero", "number", "false", "row", "unread"]
 

@@ -350,6 +350,12 @@ def is_complex(aval: Any) -> bool:
     return getattr(getattr(aval, "dtype", None), "kind", "") == "c"
 
 
+def is_inexact(aval: Any) -> bool:
+    """Whether values of a type can be differentiated: real or complex floating point."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+
+
 def is_key(aval: Any) -> bool:
     """Whether values of a type are PRNG keys."""
     return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))

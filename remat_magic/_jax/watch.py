@@ -26,11 +26,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.stages import Compiled
 
-from remat_magic._jax.caches import is_inspecting
 from remat_magic._jax.gradients import holding
 from remat_magic._jax.jaxprs import is_jaxpr, name_stack, open_jaxpr
 from remat_magic._jax.primitives import exported_by, high_params
 from remat_magic._jax.private import courtesy, do_without
+from remat_magic._jax.settings import is_inspecting
 from remat_magic.errors import RematError
 
 _EFFECT = "only a last line that is a call is inspected, and no code is stopped at its training step"

@@ -27,9 +27,8 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls, recording, watching
-from remat_magic.engine.signature import Inputs, Leaf
+from remat_magic.engine.signature import Inputs, Leaf, Returned, can_be_output
 from remat_magic.engine.sites import Identity, called_in, name_of
-from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Half, RematError
 from remat_magic.user_files import STAND_IN, is_user_file
@@ -122,7 +121,7 @@ def halves_as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
 
     def zero(read: Sequence[Any]) -> Any:
         """A number for which these are read; in a ``shard_map`` it would be another one on each device."""
-        used = [value for value in read if is_inexact(jax.typeof(value)) and not inner.devices]
+        used = [value for value in read if _jax.is_inexact(jax.typeof(value)) and not inner.devices]
         return sum((jnp.any(value != value).astype("int32") for value in used), jnp.zeros((), "int32"))
 
     forward.__name__, backward.__name__ = f"{_FORWARD}{number}", f"{_BACKWARD}{number}"
@@ -343,7 +342,7 @@ class Instead:
 
 
 def _leaf(aval: Any, name: _Name, *, differentiated: bool) -> Leaf:
-    return Leaf(*name, aval, is_array=True, differentiated=differentiated and is_inexact(aval))
+    return Leaf(*name, aval, is_array=True, differentiated=differentiated and _jax.is_inexact(aval))
 
 
 _LOOKED_AT = 1000  # objects, at most, for the function that is called: it is among the first few

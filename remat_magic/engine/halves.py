@@ -17,10 +17,10 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from remat_magic import _jax
 from remat_magic.engine.failures import is_passing
 from remat_magic.errors import one_line, text_of
-from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, own_type
+from remat_magic.jaxprs.one_device import Propagated, Spread
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.rewriting import without_checks
-from remat_magic.jaxprs.values import is_inexact
+from remat_magic.jaxprs.walk import TypeOf, own_type
 from remat_magic.records import RematError
 
 
@@ -91,7 +91,7 @@ def forward_half(
         leaves, tree = tree_flatten(vjp)
         trees.append(tree)
         types = map(jax.typeof, results)  # a number that stands in the program is Python's
-        no_cotangents[:] = [None if is_inexact(aval) else _no_cotangent(aval) for aval in types]
+        no_cotangents[:] = [None if _jax.is_inexact(aval) else _no_cotangent(aval) for aval in types]
         return [*results, *aux, *leaves]
 
     mapped = vmaps.over(forward) if vmaps else None
@@ -115,7 +115,7 @@ def backward_half(half: Forward) -> Any:
     JAX raises where a function has a forward half but no backward one.
     """
     count = len(half.residual_types)
-    inexact = [is_inexact(aval) for aval in half.output_types]
+    inexact = [_jax.is_inexact(aval) for aval in half.output_types]
 
     def backward(*values: Any) -> Any:
         leaves, given = values[:count], iter(values[count:])
@@ -183,7 +183,7 @@ def value_and_gradients(
     def gradient(*arrays: Any) -> list[Any]:
         results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
         typed = [(result, jax.typeof(result)) for result in results]
-        cotangents = [jnp.ones_like(result) if is_inexact(aval) else _no_cotangent(aval) for result, aval in typed]
+        cotangents = [jnp.ones_like(result) if _jax.is_inexact(aval) else _no_cotangent(aval) for result, aval in typed]
         return [*results, *aux, *vjp(cotangents)]
 
     return vmaps.over(gradient) if vmaps else gradient

@@ -25,10 +25,9 @@ from remat_magic.engine.gradients import Differentiated, HeldGradient
 from remat_magic.engine.parts import place_of, together, wide
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.retrace import on_arrays
-from remat_magic.engine.signature import Signature
+from remat_magic.engine.signature import Signature, can_be_output
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.steps import Step
-from remat_magic.jaxprs.values import can_be_output
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from remat_magic import _jax
 from remat_magic.engine.calls import Interval, called_from
 from remat_magic.jaxprs.provenance import Spans
-from remat_magic.jaxprs.values import is_inexact
 from remat_magic.parsing import parse_source
 
 
@@ -35,7 +34,7 @@ def place_of(refused: _jax.Refused) -> str:
 
 def wide(aval: Any) -> Any:
     """The type that values are added up in: floating-point numbers of fewer bits in float32."""
-    return jnp.promote_types(aval.dtype, jnp.float32) if is_inexact(aval) else aval.dtype
+    return jnp.promote_types(aval.dtype, jnp.float32) if _jax.is_inexact(aval) else aval.dtype
 
 
 def together(value: Any, share: _jax.Share | None, aval: Any) -> Any:
@@ -128,7 +127,7 @@ class PartedCall:
         call = self._call() if self.as_told else None
         if call is None or len(alike) != 1 or len({*self.made}) != 1 or not {*cut, *summed} <= call[1].keys():
             return ""
-        if {*cut} & {*summed} or not all(is_inexact(aval) for name, _, aval in rows if name in summed):
+        if {*cut} & {*summed} or not all(_jax.is_inexact(aval) for name, _, aval in rows if name in summed):
             return ""
         given, made = alike.pop(), self.made[0]
         assert given is not None

@@ -20,12 +20,11 @@ from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradi
 from remat_magic.engine.halves import Forward, ask_xla, forward_half
 from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.possible import Intervals, PossibleSites, possible_sites
-from remat_magic.engine.signature import Signature
+from remat_magic.engine.signature import Signature, can_be_output, flatten_outputs
 from remat_magic.engine.sites import SiteTable, find_sites
 from remat_magic.engine.vmaps import Vmaps
 from remat_magic.jaxprs.one_device import Propagated, Spread, unknown_values
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
@@ -152,7 +151,7 @@ class Primal:
                 "has_aux=True and return it as auxiliary data."
             )
         types = self.output_types
-        if not any(is_inexact(aval) for aval in types):
+        if not any(_jax.is_inexact(aval) for aval in types):
             returned = ", ".join(map(_jax.type_text, types)) or "nothing"
             raise RematError(
                 f"{self.name} cannot be differentiated: it returns {returned}, and only floating-point outputs "
@@ -396,7 +395,7 @@ def contents(primal: Primal) -> dict[str, Contents]:
             content.operations.add(id(_jax.traceback_of(eqn)))
             bodies = () if _jax.is_custom_rule(eqn) else _jax.bodies(eqn)
             if not bodies:
-                content.nbytes = sum(_jax.nbytes(var.aval) for var in eqn.outvars if is_inexact(var.aval))
+                content.nbytes = sum(_jax.nbytes(var.aval) for var in eqn.outvars if _jax.is_inexact(var.aval))
             for body in bodies:
                 times = 1 if body.times is None else body.times
                 counted = again or id(body.jaxpr) in whole

@@ -29,11 +29,11 @@ from remat_magic.engine.halves import (
 )
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.signature import Returned, abstract
 from remat_magic.engine.sites import Identity, PolicyWriter
 from remat_magic.engine.steps import Halves, InnerGradient, lowered_step
 from remat_magic.jaxprs.provenance import Provenances, Spans
 from remat_magic.jaxprs.rewriting import NamedProgram, name_everything
-from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN, Resolved, resolve

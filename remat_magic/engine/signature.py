@@ -1,11 +1,11 @@
-"""The arguments of an inspected call: which leaves are arrays, which are differentiated, and what each is called."""
+"""The arguments and results of an inspected call: which leaves are arrays, which are differentiated, their names."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.core import Tracer
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from remat_magic import _jax, libraries, units
-from remat_magic.jaxprs.values import abstract, is_inexact, sharding_of
 from remat_magic.records import RematError
 
 
@@ -106,7 +106,7 @@ def unbound(fun: Callable[..., Any]) -> Bound:
         else:
             break
         args, kwargs, settled = (*held, *args), {**named, **kwargs}, [not method] * len(held) + settled
-    if not any(is_inexact(abstract(leaf)) and not _is_number(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+    if not any(_jax.is_inexact(abstract(leaf)) and not _is_number(leaf) for leaf in jax.tree.leaves((args, kwargs))):
         return Bound(fun)
     return Bound(inner, args, kwargs, frozenset([*kwargs, *(number for number, yes in enumerate(settled) if yes)]))
 
@@ -159,7 +159,11 @@ class Inputs:
             leaf.argument
             for leaf in self.leaves
             if not leaf.differentiated
-            and (is_inexact(leaf.value) if leaf.is_array else leaf.argument in with_numbers and _is_number(leaf.value))
+            and (
+                _jax.is_inexact(leaf.value)
+                if leaf.is_array
+                else leaf.argument in with_numbers and _is_number(leaf.value)
+            )
         }
         chosen = (leaf for leaf in self.leaves if leaf.differentiated)
         return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
@@ -206,7 +210,7 @@ class Signature(Inputs):
         leaves: list[Leaf] = []
         owners = _owners((args, kwargs))
         others = (value for (_, value), owner in zip(paths, owners, strict=True) if not (owner and _is_number(value)))
-        has_others = any(is_inexact(abstract(value)) for value in others)
+        has_others = any(_jax.is_inexact(abstract(value)) for value in others)
         for (path, value), owner in zip(paths, owners, strict=True):
             position = path[1].idx if path[0].idx == 0 else None
             key = path[1].idx if position is not None else path[1].key
@@ -222,7 +226,7 @@ class Signature(Inputs):
                     aval = None
             elif isinstance(value, np.generic) and not numbers:  # np.prod(shape) is one
                 aval = None
-            differentiated = chosen and aval is not None and is_inexact(aval)
+            differentiated = chosen and aval is not None and _jax.is_inexact(aval)
             leaves.append(
                 Leaf(
                     name,
@@ -442,3 +446,89 @@ class _Arrays:
     def tree_unflatten(cls, paths: tuple[str, ...], values: Sequence[Any]) -> _Arrays:
         """As JAX asks: the same paths with other values."""
         return cls(paths, values)
+
+
+# ----------------------------------------------------------------------------------------- what a value is to a trace
+
+
+def abstract(leaf: Any) -> Any:
+    """The abstract value of an array-like leaf, or None for a value that is no array.
+
+    Nothing is put on a device and the array is not kept: only its type matters to a trace.
+    """
+    if isinstance(leaf, (bool, int, str, bytes)) or leaf is None:
+        return None
+    if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "biufcV":
+        return None
+    if isinstance(leaf, (float, complex)):
+        return jax.typeof(leaf)
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        return jax.typeof(leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
+        return _as_traced(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _by_shape(leaf))
+    return None
+
+
+def _as_traced(aval: Any) -> Any:
+    """The type that JAX traces with: of 32 bits where 64 are not enabled."""
+    if not isinstance(aval, jax.ShapeDtypeStruct):
+        return aval
+    dtype = jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True)
+    return aval if dtype == aval.dtype else aval.update(dtype=dtype)
+
+
+def sharding_of(leaf: Any) -> Any:
+    """Where a value is to stay: the sharding of a committed array or of a ``ShapeDtypeStruct``, else None."""
+    if isinstance(leaf, Tracer):  # traced within another trace: on no device yet
+        return None
+    if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)):
+        return leaf.sharding
+    return None
+
+
+def _by_shape(leaf: Any) -> Any:
+    try:
+        return jax.typeof(leaf)
+    except TypeError:
+        pass
+    try:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    except Exception:  # noqa: BLE001 - has such attributes, and is no array all the same: a static value
+        return None
+
+
+def can_be_output(leaf: Any) -> bool:
+    """Whether a jaxpr can have a value among its outputs; other leaves of what a function returns stay Python's."""
+    return abstract(leaf) is not None or isinstance(leaf, (bool, int))
+
+
+class Returned:
+    """What a function returned when it was traced, so that arrays can be put in the places of those in it."""
+
+    def __init__(self) -> None:
+        self._tree: Any = None
+        self._leaves: list[Any] = []  # None for an array
+        self._is_array: list[bool] = []
+
+    def arrays(self, returned: Any) -> list[Any]:
+        """The arrays in what a function returned, which is remembered without them."""
+        leaves, self._tree = tree_flatten(returned)
+        self._is_array = [can_be_output(leaf) for leaf in leaves]
+        self._leaves = [None if yes else leaf for leaf, yes in zip(leaves, self._is_array, strict=True)]
+        return [leaf for leaf, yes in zip(leaves, self._is_array, strict=True) if yes]
+
+    def with_arrays(self, arrays: Iterable[Any]) -> Any:
+        """The same with other arrays."""
+        given = iter(arrays)
+        places = zip(self._leaves, self._is_array, strict=True)
+        return tree_unflatten(self._tree, [next(given) if yes else leaf for leaf, yes in places])
+
+
+def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any]]:
+    """The leaves of the outputs and of the auxiliary ones."""
+    aux: Any = ()
+    if has_aux:
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise RematError(f"has_aux=True needs {function} to return a pair (output, auxiliary data).")
+        out, aux = out
+    return tree_leaves(out), tree_leaves(aux)

@@ -17,7 +17,6 @@ from remat_magic.engine.halves import Forward, backward_half, input_type, lower,
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import LiveEquations, Scope, scopes, walk
 from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
@@ -400,7 +399,7 @@ def _sources_are_among(results: Sequence[Any], primal: Primal, function: Differe
         if half_of(eqn) == ("forward", number):
             inputs, constants = _behind(scope, eqn.invars[len(eqn.invars) - len(function.primals) :])
             types = (*(primal.types[index] for index in inputs), *constants.values())
-            wanted = Counter(_kind(aval) for aval in types if is_inexact(aval))
+            wanted = Counter(_kind(aval) for aval in types if _jax.is_inexact(aval))
             break
     return bool(wanted) and not wanted - Counter(map(_kind, results))
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic._jax.primitives import FUSIBLE, INDEXED, MATMULS, REDUCTIONS, TRANSPOSE
 from remat_magic.devices import Device
-from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLine, StraightLines
+from remat_magic.jaxprs.walk import TypeOf, own_type
 from remat_magic.records import ArgumentRole, Phase
 
 

@@ -18,7 +18,7 @@ from remat_magic._jax.formulas import (
     kernel_estimate,
     moved_bytes,
 )
-from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.walk import TypeOf, own_type
 
 Live = Callable[[Any], bool]
 """Tells an equation that matters from dead code, of which jax_remat3 leaves some in backward jaxprs."""

@@ -21,7 +21,6 @@ from remat_magic.jaxprs.walk import LiveEquations
 from remat_magic.records import (
     FitChoice,
     Plan,
-    Program,
     RematError,
     Report,
     StepMemory,
@@ -100,6 +99,25 @@ class Facts:
             return self.engine.select(variant.selection.policy, variant.selection.at).identity
         except RematError:
             return None
+
+    @kept
+    def blank(self) -> Report:
+        """What every report of the function says."""
+        engine = self.engine
+        return Report(
+            "",
+            "",
+            sites=engine.primal.table.sites,
+            names=engine.names,
+            function=engine.primal.name,
+            signature=engine.primal.text,
+            wrt=engine.primal.signature.wrt,
+            notes=engine.notes,
+            complete=False,
+            sources=engine.sources,
+            devices=engine.devices,
+            per_device=engine.per_device,
+        )
 
     def close(self) -> None:
         """Drop every variant, and what the engine holds."""
@@ -247,23 +265,8 @@ class Variant:
         half = retrace.forward
         return both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
 
-    @property
+    @kept
     def _blank(self) -> Report:
-        engine, selection = self.engine, self.selection
-        return Report(
-            selection.policy,
-            selection.at,
-            sites=engine.primal.table.sites,
-            names=engine.names,
-            code=selection.code,
-            function=engine.primal.name,
-            signature=engine.primal.text,
-            wrt=engine.primal.signature.wrt,
-            notes=(*engine.notes, *selection.notes),
-            forward=Program(),
-            complete=False,
-            sources=engine.sources,
-            label=selection.label,
-            devices=engine.devices,
-            per_device=engine.per_device,
-        )
+        own, blank = self.selection, self.facts.blank
+        notes = (*blank.notes, *own.notes)
+        return replace(blank, policy=own.policy, at=own.at, code=own.code, label=own.label or own.policy, notes=notes)

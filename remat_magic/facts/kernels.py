@@ -27,9 +27,9 @@ from remat_magic import _jax
 from remat_magic._jax.formulas import BYTES, CONTRACTIONS, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.jaxprs.one_device import Propagated, TypeOf, own_type
+from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLines
-from remat_magic.jaxprs.walk import LiveEquations
+from remat_magic.jaxprs.walk import LiveEquations, TypeOf, own_type
 from remat_magic.records import Kernel, Unit
 
 

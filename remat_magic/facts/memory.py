@@ -44,10 +44,9 @@ from remat_magic.facts.buffers import (
 )
 from remat_magic.facts.kernels import fused_away, fused_operands, fuses
 from remat_magic.facts.residuals import saved_values
-from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
+from remat_magic.jaxprs.one_device import Spread
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
-from remat_magic.jaxprs.values import is_inexact
-from remat_magic.jaxprs.walk import LiveEquations, walk
+from remat_magic.jaxprs.walk import LiveEquations, TypeOf, own_type, walk
 from remat_magic.records import ArgumentRole, Half, Moment, Phase
 
 InnerPeaks = dict[tuple[int, int], int]
@@ -479,7 +478,9 @@ class _StepSchedule(Schedule):
                 self._residuals[link] = saved
                 return [*results[: forward.outputs], link]
             given = operands[len(operands) - len(forward.output_types) :]
-            cotangents = [buffer for buffer, aval in zip(given, forward.output_types, strict=True) if is_inexact(aval)]
+            cotangents = [
+                buffer for buffer, aval in zip(given, forward.output_types, strict=True) if _jax.is_inexact(aval)
+            ]
             link = next(buffer for buffer in operands if buffer in self._residuals)
             gradients = self.run(backward_lines, backward, [*self._residuals[link], *cotangents], "backward")
             self.gradients.update(gradients)

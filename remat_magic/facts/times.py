@@ -8,8 +8,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.devices import THIS_CPU, Device, get
 from remat_magic.facts.kernels import shares
-from remat_magic.jaxprs.one_device import TypeOf
-from remat_magic.jaxprs.walk import LiveEquations
+from remat_magic.jaxprs.walk import LiveEquations, TypeOf
 from remat_magic.records import Kernel, Offloading, Report, Times
 
 

@@ -9,21 +9,13 @@ else nothing is known, and it is taken to be held whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.walk import Scope, walk
-
-TypeOf = Callable[[Any], Any]
-"""Tells the type of a variable or literal, with how it is spread over a mesh."""
+from remat_magic.jaxprs.walk import Scope, TypeOf, walk
 
 _ROUNDS = 8  # of following values through a program: deeper nests of loops and calls are none that people write
-
-
-def own_type(atom: Any) -> Any:
-    """The type that a variable has itself: what is asked of programs that are on no mesh."""
-    return atom.aval
 
 
 class Spread:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 
 
@@ -282,12 +281,12 @@ class _Namer:
             differentiate, self._differentiate = self._differentiate, None
             differentiate()
             perturbed = _jax.perturbed_operands(eqn)
-        return tuple(is_inexact(atom.aval) for atom in _jax.rule_inputs(eqn)) if perturbed is None else perturbed
+        return tuple(_jax.is_inexact(atom.aval) for atom in _jax.rule_inputs(eqn)) if perturbed is None else perturbed
 
     def _is_choice(self, var: Any) -> bool:
         """Whether a value can be kept by name; that complex values cannot be is taken down."""
         can_be_named = _can_be_named(var)
-        if not can_be_named and not _jax.is_dropped(var) and is_inexact(var.aval):
+        if not can_be_named and not _jax.is_dropped(var) and _jax.is_inexact(var.aval):
             self.unreached.add(COMPLEX)
         return can_be_named
 
@@ -304,4 +303,4 @@ def _can_be_named(var: Any) -> bool:
         return False
     # Complex values cannot be saved at all: JAX rounds what it saves by reduce_precision, which refuses them.
     kind = getattr(var.aval.dtype, "kind", "")
-    return kind in ("b", "i", "u") or (not _jax.is_complex(var.aval) and is_inexact(var.aval))
+    return kind in ("b", "i", "u") or (not _jax.is_complex(var.aval) and _jax.is_inexact(var.aval))

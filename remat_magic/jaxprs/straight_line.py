@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
 from remat_magic._jax.primitives import VIEWS
-from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.walk import TypeOf, own_type
 
 LITERAL = 0
 """The value of every operand that is written in the jaxpr."""

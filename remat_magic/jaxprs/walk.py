@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,11 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
+
+TypeOf = Callable[[Any], Any]
+"""Tells the type of a variable or literal, with how it is spread over a mesh."""
+
+own_type: TypeOf = operator.attrgetter("aval")  # that it has itself: what is needed of programs that are on no mesh
 
 
 def multiply(times: int | None, more: int | None) -> int | None:

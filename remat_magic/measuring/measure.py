@@ -15,8 +15,8 @@ import numpy as np
 from remat_magic import _jax, devices, errors, units
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.signature import sharding_of
 from remat_magic.facts.facts import Facts, Unknown, Variant
-from remat_magic.jaxprs.values import sharding_of
 from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_memory import sizes_of, with_texts

@@ -24,11 +24,11 @@ from jax.ad_checkpoint import print_saved_residuals
 from jax.core import Tracer
 
 from remat_magic import _jax, libraries
-from remat_magic._jax.wrappers import (
+from remat_magic._jax.transforms import (
     asks_shardings,
     gradient_in,
     is_backward_pass,
-    is_checkpoint,
+    is_checkpointed,
     is_forward_derivative,
     is_jitted,
 )
@@ -381,7 +381,7 @@ def defined(
     for _ in uses:
         for name, used in uses.items():
             uses[name] = used.union(*(uses[other] for other in used & uses.keys()))
-    checkpointed = {name for name in uses if any(map(is_checkpoint, layers(namespace[name])))}
+    checkpointed = {name for name in uses if any(map(is_checkpointed, layers(namespace[name])))}
     candidates = {name: uses[name] for name, is_function, _ in functions if name in uses and is_function}
     candidates = {name: uses[name] for name in uses if name in candidates or name in checkpointed}
     if checkpointed:

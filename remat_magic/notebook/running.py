@@ -58,7 +58,7 @@ class Running(contextlib.AbstractContextManager["Running", bool]):
         """Watch, from here on, for a step; the cell says where it may have imported JAX."""
         if self._watch is not None or (self._imports and "jax" not in sys.modules):
             return
-        from remat_magic._jax.wrappers import is_backward_pass
+        from remat_magic._jax.transforms import is_backward_pass
         from remat_magic.api import Caught
 
         is_backward_pass(None)  # which takes a gradient once, of its own, to know one
