@@ -360,8 +360,8 @@ def test_a_measurement_of_a_hostile_function():
 ALLOWED = {
     ("notebook/magic.py", "eval"): "the call after %remat, and the statements of the user's own cell",
     ("notebook/magic.py", "compile"): "likewise",
-    ("notebook/defined.py", "eval"): "the arguments that the user wrote in --args",
-    ("notebook/defined.py", "compile"): "likewise",
+    ("notebook/callee.py", "eval"): "the arguments that the user wrote in --args",
+    ("notebook/callee.py", "compile"): "likewise",
     ("records/base.py", "open"): "the page that the user asks for",
     ("records/base.py", "unlink"): "what was written of it before the disk was full",
     ("editing/retracing.py", "compile"): "the user's own definitions, with the edit",
@@ -389,7 +389,7 @@ ALLOWED = {
     ("editing/editor.py", "compile"): "the user's own jit, with what it is to donate",
     ("editing/editor.py", "eval"): "likewise",
     ("_jax/watch.py", "importlib"): "modules of JAX's that are imported when they are first watched",
-    ("script.py", "runpy"): "the script that the user named",
+    ("__main__.py", "runpy"): "the script that the user named",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}

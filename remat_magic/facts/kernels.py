@@ -112,7 +112,7 @@ class KernelsOfHalves:
         named_bytes: tuple[int, int],
         parts: int,
     ) -> None:
-        self._halves: Any = (forward, StraightLines(type_of=type_of)), (backward, StraightLines(live, type_of=type_of))
+        self._halves: Any = forward, backward, live, type_of
         self._recomputed, self._named_bytes, self._parts = recomputed, named_bytes, parts
         self._found: tuple[tuple[Kernel, ...], ...] = ()
 
@@ -120,9 +120,12 @@ class KernelsOfHalves:
     def found(self) -> tuple[tuple[Kernel, ...], ...]:
         """Those of the forward half, of the backward half, and what is recomputed of these."""
         if not self._found:
-            forward, backward = self._halves
-            kernels = [kernels_of(*forward)[0], *kernels_of(*backward, lambda eqn: id(eqn) in self._recomputed)]
-            type_of = forward[1].type_of
+            forward, backward, live, type_of = self._halves
+            lines = StraightLines(live, type_of=type_of)
+            kernels = [
+                kernels_of(forward, StraightLines(type_of=type_of))[0],
+                *kernels_of(backward, lines, lambda eqn: id(eqn) in self._recomputed),
+            ]
             if isinstance(type_of, Propagated):
                 for number, named_bytes in enumerate(self._named_bytes):
                     kernels[number] = _with_xla_collectives(kernels[number], type_of.communicated[number], named_bytes)

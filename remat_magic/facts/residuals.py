@@ -183,7 +183,7 @@ def _becomes(scope: Scope, eqn: Any, live: Callable[[Any], bool]) -> list[int]:
         if (id(here), id(value)) in seen:
             continue
         seen.add((id(here), id(value)))
-        if here.parent is None:
+        if here.parent is None and value in here.outputs:
             found |= {number for number, out in enumerate(here.jaxpr.outvars) if out is value}
         todo += here.after.get(value, ())
         for reader, operand in here.readers.get(value, ()):

@@ -147,7 +147,7 @@ class StraightLines:
         leaving = {atom for atom in body.outvars if not _jax.is_literal(atom)}
 
         def number(atom: Any) -> int:
-            assigned = None if _jax.is_literal(atom) else numbers.get(atom)
+            assigned = None if isinstance(atom, _jax.Literal) else numbers.get(atom)
             return flat.without_operation(atom.aval) if assigned is None else assigned
 
         for eqn in body.eqns:
@@ -178,8 +178,8 @@ class StraightLines:
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return
-        reads = tuple(LITERAL if _jax.is_literal(atom) else number(atom) for atom in eqn.invars)
-        makes = tuple(flat.value(self.type_of(var)) for var in eqn.outvars)
+        reads = tuple([LITERAL if isinstance(atom, _jax.Literal) else number(atom) for atom in eqn.invars])
+        makes = tuple([flat.value(self.type_of(var)) for var in eqn.outvars])
         numbers.update(zip(eqn.outvars, makes, strict=True))
         operation = Operation(eqn, name, inside, not leaving.isdisjoint(eqn.outvars))
         flat.lines.append(Line(operation, reads, makes))

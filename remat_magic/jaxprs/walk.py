@@ -62,6 +62,11 @@ class Scope:
         return {var: i for i, var in enumerate(self.jaxpr.invars)}
 
     @cached_property
+    def outputs(self) -> set[Any]:
+        """The variables that it gives back."""
+        return {out for out in self.jaxpr.outvars if not _jax.is_literal(out)}
+
+    @cached_property
     def constants(self) -> dict[Any, int]:
         """For each constvar its index."""
         return {var: i for i, var in enumerate(self.jaxpr.constvars)}
@@ -77,7 +82,7 @@ class Scope:
         readers: dict[Any, list[tuple[Any, int]]] = {}
         for eqn in self.jaxpr.eqns:
             for i, atom in enumerate(eqn.invars):
-                if not _jax.is_literal(atom):
+                if not isinstance(atom, _jax.Literal):
                     readers.setdefault(atom, []).append((eqn, i))
         return readers
 
@@ -126,7 +131,8 @@ class Scope:
         """The scopes inside an equation of this one."""
         scopes = self._inner.get(id(eqn))
         if scopes is None:
-            scopes = tuple(Scope(body.jaxpr, self, eqn, body) for body in _jax.bodies(eqn))
+            inside = _jax.bodies(eqn)
+            scopes = tuple([Scope(body.jaxpr, self, eqn, body) for body in inside]) if inside else ()
             self._inner[id(eqn)] = scopes
         return scopes
 
