@@ -281,41 +281,187 @@ def test_it_is_a_choice_of_fit_with_code(module):
     assert "by hand it is `jax.tree.map(" in trace.edit(choice).unnamed[0]
 
 
-def crossentropy(u, h, labels):
-    return -jnp.take_along_axis(jax.nn.log_softmax(h @ u), labels[:, None], -1).mean()
+MODULES = """
+import jax, jax.numpy as jnp
+
+def losses(logits, y):
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], -1)[:, 0]
+
+x, y = jax.random.normal(jax.random.key(1), (16, 8)), jnp.arange(16) % 12
+{}
+
+def loss(model, x, y):
+    return apply(model, x, y)
+"""
+CALLED = {  # by library: a program, the place, and the calls in the source
+    "equinox": (
+        """
+import equinox as eqx
+class Mlp(eqx.Module):
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    def __call__(self, x):
+        return jax.vmap(self.down)(jax.nn.gelu(jax.vmap(self.up)(x)))
+class Net(eqx.Module):
+    mlp: Mlp
+    out: jax.Array
+    def head(self, h, y, mask):
+        return (losses(h @ self.out, y) * mask).sum()
+    def __call__(self, x, y):
+        return self.head(x + self.mlp(x), y, jnp.where(y > 3, 1.0, 0.0))
+def make():
+    keys = jax.random.split(jax.random.key(0))
+    return Net(Mlp(eqx.nn.Linear(8, 32, key=keys[0]), eqx.nn.Linear(32, 8, key=keys[1])), jnp.ones((8, 12)))
+apply = lambda model, x, y: model(x, y)
+""",
+        {"Net.head in 4": "self.head(x + self.mlp(x), y, jnp.where(y > 3, 1.0, 0.0))", "Mlp in 8": "self.mlp(x)"},
+    ),
+    "flax.nnx": (
+        """
+from flax import nnx
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed, self.norm = nnx.Embed(12, 8, rngs=rngs), nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
+    def head(self, h, y):
+        return losses(self.embed.attend(self.norm(h)), y)
+    def __call__(self, x, y):
+        return self.head(self.embed(y) + x, y=y).mean() + self.head(jnp.sin(x), y).mean()
+make = Net
+apply = lambda model, x, y: model(x, y)
+""",
+        {"Net.head in 4": ("self.head(self.embed(y) + x, y=y)", "self.head(jnp.sin(x), y)")},
+    ),
+    "flax.linen": (
+        """
+import flax.linen as nn
+class Mlp(nn.Module):
+    width: int
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(8)(nn.Dropout(0.5, deterministic=not train)(jax.nn.gelu(nn.Dense(self.width)(x))))
+class Net(nn.Module):
+    def setup(self):
+        self.mlp, self.embed, self.drop = Mlp(32), nn.Embed(12, 8), nn.Dropout(0.5)
+    def head(self, h, y, scale):
+        return losses(scale * self.embed.attend(h), y).mean()
+    @nn.compact
+    def __call__(self, x, y):
+        h = x + self.mlp(x, False) + Mlp(16, name="other")(x, train=False)
+        return self.head(self.drop(h, deterministic=False), y, nn.Dense(1)(jnp.ones(3)))
+make = lambda: Net().init({"params": jax.random.key(0), "dropout": jax.random.key(2)}, x, y)
+apply = lambda params, x, y: Net().apply(params, x, y, rngs={"dropout": jax.random.key(2)})
+""",
+        {
+            "Net.head in 4": "self.head(self.drop(h, deterministic=False), y, nn.Dense(1)(jnp.ones(3)))",
+            "Mlp in 8": ("self.mlp(x, False)", 'Mlp(16, name="other")(x, train=False)'),
+        },
+    ),
+    "haiku": (
+        """
+import haiku as hk
+class Mlp(hk.Module):
+    def __call__(self, x):
+        return hk.Linear(8)(jax.nn.gelu(hk.Linear(32)(x)))
+class Net(hk.Module):
+    def head(self, h, y):
+        return losses(hk.Linear(12)(h), y).mean()
+    def __call__(self, x, y):
+        mlp = Mlp()
+        h = mlp(jnp.sin(x))
+        return self.head(mlp(h), y)
+net = hk.transform(lambda x, y: Net()(x, y))
+make = lambda: net.init(jax.random.key(0), x, y)
+apply = lambda params, x, y: net.apply(params, None, x, y)
+""",
+        {"Net.head in 4": "self.head(mlp(h), y)", "Mlp in 8": ("mlp(jnp.sin(x))", "mlp(h)")},
+    ),
+}
 
 
-def _equinox():
-    eqx = library("equinox")
+@pytest.mark.models
+@pytest.mark.parametrize("name", mostly_slow(CALLED, ["flax.nnx"]))
+def test_the_code_for_modules_does_what_is_reported(name, module):
+    library(name)
+    program, places = CALLED[name]
+    text = MODULES.format(program)
+    made = module(text)
+    wanted = jax.value_and_grad(made.loss, allow_int=True)(made.make(), made.x, made.y)
+    trace = rm.trace(made.loss, made.make(), made.x, made.y, wrt=0)
+    for at, calls in places.items():
+        key = at if at.startswith("Net") else at.replace(" in", ".__call__ in")
+        report, edited = trace.report("nothing_saveable", at=key), text
+        for call, code in zip([calls] if isinstance(calls, str) else calls, report.code.splitlines(), strict=True):
+            assert call in edited
+            edited = edited.replace(call, code)
+        changed = module(edited)
+        written = rm.trace(changed.loss, changed.make(), made.x, made.y, wrt=0).report()
+        assert types_and_kinds(written) == types_and_kinds(report)
+        assert written.repeated_flops == report.repeated_flops
+        assert_arrays_close(changed.make(), made.make())
+        for fun in (changed.loss, trace.function("nothing_saveable", at=key)):
+            assert_arrays_close(jax.value_and_grad(fun, allow_int=True)(made.make(), made.x, made.y), wanted)
 
-    class Model(eqx.Module):
-        body: eqx.nn.Linear
-        out: jax.Array
 
-        def head(self, h, labels):
-            return crossentropy(self.out, h, labels)
-
-    model = Model(eqx.nn.Linear(8, 8, key=jax.random.key(0)), jnp.ones((8, 40)))
-    return model, lambda model, x, labels: model.head(jax.vmap(model.body)(x), labels), "Model.head in 4"
+def assert_arrays_close(*trees):
+    leaves = [[leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)] for tree in trees]
+    assert_close(*leaves)
 
 
-def _linen():
-    nn = library("flax.linen")
-    net = nn.Sequential([nn.Dense(8), nn.tanh])
-    params = {"net": net.init(jax.random.key(0), jnp.ones((16, 8))), "u": jnp.ones((8, 40))}
-    return params, lambda p, x, labels: crossentropy(p["u"], net.apply(p["net"], x), labels), "crossentropy in 4"
+UNWRITTEN = {  # what is done as a function, and cannot be written as one call: it leaves something in a module
+    "flax.nnx": """
+from flax import nnx
+class Net(nnx.Module):
+    def __init__(self):
+        self.out, self.count = nnx.Linear(8, 12, rngs=nnx.Rngs(0)), nnx.Variable(jnp.zeros(()))
+    def head(self, h, y):
+        self.count[...] += 1
+        return losses(self.out(h), y).mean()
+    def __call__(self, x, y):
+        return self.head(jnp.sin(x), y)
+make = Net
+apply = nnx.value_and_grad(lambda model, x, y: model(x, y))
+""",
+    "flax.linen": """
+import flax.linen as nn
+class Net(nn.Module):
+    def setup(self):
+        self.out = nn.Dense(12)
+    def head(self, h, y):
+        logits = self.out(h)
+        self.sow("seen", "logits", logits)
+        return losses(logits, y).mean()
+    def __call__(self, x, y):
+        return self.head(jnp.sin(x), y)
+make = lambda: Net().init(jax.random.key(0), x, y)
+apply = lambda params, x, y: sum(map(jnp.sum, jax.tree.leaves(Net().apply(params, x, y, mutable=["seen"]))))
+""",
+}
 
 
-@pytest.mark.parametrize("made", [_equinox, _linen])
-def test_with_libraries(made):
-    params, loss, at = made()
-    args = params, jax.random.normal(jax.random.key(1), (16, 8)), jnp.arange(16)
-    for fun in (loss, jax.jit(lambda *args: jax.value_and_grad(loss)(*args))):
-        trace = rm.trace(fun, *args)
-        report = trace.report("nothing_saveable", at=at)
-        assert report.peak_bytes < trace.report().peak_bytes
-        assert "jax.lax.map" in report.code
-        assert_close(trace.function("nothing_saveable", at=at)(*args), fun(*args))
+@pytest.mark.models
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_what_leaves_something_in_a_module_has_no_code(name, module):
+    library(name)
+    made = module(MODULES.format(UNWRITTEN[name]))
+    trace = rm.trace(made.loss, made.make(), made.x, made.y)
+    assert not trace.report("nothing_saveable", at="Net.head in 4").code
+    assert "No code is known" in trace.fit_choice("nothing_saveable", "Net.head in 4", "24 GiB").unusable
+
+
+def test_what_an_argument_is_computed_by_is_computed_once(module):
+    text = MODULES.format("""
+def head(w, h, y):
+    return losses(h @ w, y).mean()
+make = lambda: jnp.ones((8, 12))
+apply = lambda w, x, y: head(jnp.sin(w @ w.T) @ w, x, y)
+""")
+    made = module(text)
+    report = rm.trace(made.loss, made.make(), made.x, made.y, wrt=0).report("nothing_saveable", at="head in 4")
+    changed = module(text.replace("head(jnp.sin(w @ w.T) @ w, x, y)", report.code))
+    written = rm.trace(changed.loss, made.make(), made.x, made.y, wrt=0).report()
+    assert types_and_kinds(written) == types_and_kinds(report)
+    assert written.repeated_flops == report.repeated_flops
 
 
 def test_a_call_that_returns_the_numbers_of_its_examples_is_refused():

@@ -355,7 +355,7 @@ def in_update(case: Case) -> Iterator[Advice]:
         code, _, where = donation.code.partition("  # ")
         mend, more["code"] = f"Write {code}, which {where.rpartition('; ')[2]}.", code
     if donation is not None and case.memory != PLAIN:  # XLA for CPUs takes about as much beside what is donated
-        donating = FitChoice("", report.policy, report.at, *[None] * 4, donate=donation.names)
+        donating = FitChoice("", report.policy, report.at, None, None, None, None, donate=donation.names)
         with contextlib.suppress(RematError):  # of a policy that no key stands for
             spared = (report.peak_bytes or 0) - (case.facts.under(donating).report(case.memory).peak_bytes or 0)
     if spared > 0:

@@ -125,22 +125,29 @@ class PartedCall:
         summed = dict.fromkeys(name for name, share, aval in rows if share is None and wide(aval) != aval.dtype)
         alike = {share for name, share, _ in rows if name in cut}
         call = self._call() if self.as_told else None
-        if call is None or len(alike) != 1 or len({*self.made}) != 1 or not {*cut, *summed} <= call[1].keys():
+        if call is None or len(alike) != 1 or len({*self.made}) != 1 or not {*cut, *summed} <= call[2].keys():
             return ""
         if {*cut} & {*summed} or not all(_jax.is_inexact(aval) for name, _, aval in rows if name in summed):
             return ""
-        given, made = alike.pop(), self.made[0]
+        given, made, (module, called, texts, count) = alike.pop(), self.made[0], call
         assert given is not None
         assert made is not None
-        texts, k, axis = dict(call[1]), self.parts, given.axis
-        x, w, sums = (unused(name, (call[0], *texts.values())) for name in ("x", "w", "wide"))
+        k, axis = self.parts, given.axis
+        x, w, m, sums = (unused(name, (module, called, *texts.values())) for name in ("x", "w", "m", "wide"))
         xs, ws = (_tuple([texts[name] for name in names]) for names in (cut, summed))
         for names, of in ((cut, x), (summed, w)):
             for n, name in enumerate(names):
                 texts[name] = of if len(names) == 1 else f"{of}[{n}]"
-        inner = ", ".join(text if n < call[2] else f"{name}={text}" for n, (name, text) in enumerate(texts.items()))
-        part = f"lambda {x}{f', {w}' * bool(summed)}: {call[0]}({inner})"
-        part = part if option is None else f"jax.checkpoint({part}{option})"
+        once = ""  # what is computed for an argument that is not cut
+        for name, text in texts.items():
+            if name not in {*cut, *summed} and not _PLAIN.fullmatch(text):
+                texts[name] = unused(name, (module, called, x, w, m, *texts.values()))
+                once += f", {texts[name]}={text}"
+        inner = ", ".join(text if n < count else f"{name}={text}" for n, (name, text) in enumerate(texts.items()))
+        checkpoint, mapped, arguments = _MAPS.get(self.interval.callee.module, _MAPS[""])
+        taken, call = f"{x}{f', {w}' * bool(summed)}{once}", f"{m * bool(module)}{called}({inner})"
+        part = arguments.format(x=taken, m=m, module=module, call=call)
+        part = part if option is None else f"{checkpoint}({part}{option})"
         if summed:  # what is added up of them is in more bits
             part = f"lambda {x}: ({part})({x}, jax.tree.map(lambda a, b: a.astype(b.dtype), {sums}, {ws}))"
         apart = f"a.reshape({k}, -1, *a.shape[1:])" if not axis else f"jax.numpy.stack(jax.numpy.split(a, {k}, {axis}))"
@@ -150,35 +157,58 @@ class PartedCall:
             joined = "a.mean(0)" if math.isclose(made.weight * k, 1.0) else "a.sum(0)"
         if made.weight != 1.0 and joined != "a.mean(0)":
             joined += f" * {made.weight!r}"
-        code = f"jax.tree.map(lambda a: {joined}, jax.lax.map({part}, jax.tree.map(lambda a: {apart}, {xs})))"
+        mapped = mapped.format(part=part, module=module, xs=f"jax.tree.map(lambda a: {apart}, {xs})")
+        code = f"jax.tree.map(lambda a: {joined}, {mapped})"
         if summed:
             of = f'jax.tree.map(lambda a: a.astype(jax.numpy.promote_types(a.dtype, "float32")), {ws})'
             code = f"(lambda {sums}: {code})({of})"
         return code
 
-    def _call(self) -> tuple[str, dict[str, str], int] | None:
-        """The function as text, its arguments by parameter, and how many are by position; None where it is not known.
+    def _call(self) -> tuple[str, str, dict[str, str], int] | None:
+        """A call as text: the module, what is called of it, arguments by parameter, how many are by position.
 
-        That is where it is no plain call of the function by its name.
+        The module is empty for what can be called in a map as it is. None where it is no plain call of the function by
+        its name.
         """
         callee, eqn = self.interval.callee, self.whole.eqns[0]
-        called = called_from(eqn, callee.who)
-        if called is None or callee.library not in ("", "class", "equinox") or "vmap(" in _jax.name_stack(eqn):
+        called, bound = called_from(eqn, callee.who), callee.module in _MAPS and bool(callee.module)
+        if called is None or callee.within or all("vmap(" in _jax.name_stack(it) for it in self.whole.eqns):
             return None
-        source, found, _ = call_at(*called)
-        match found:
-            case ast.Call(ast.Name(name) | ast.Attribute(_, name), args, keywords) as call:
-                positions = callee.parameters[callee.parameters[:1] == ("self",) :]
-            case _:
-                return None
-        own = callee.who[0].rpartition(".")[2]
-        by_name = {keyword.arg: keyword.value for keyword in keywords}
-        given = {**dict(zip(positions, args, strict=False)), **by_name}
-        starred = None in by_name or any(isinstance(arg, ast.Starred) for arg in args)
-        if own not in (name, "__call__") or starred or len(given) < len(args) + len(keywords):
+        source, call, _ = call_at(*called)
+        if not isinstance(call, ast.Call) or not isinstance(
+            call.func, (ast.Name, ast.Attribute, ast.Call)[: 2 + bound]
+        ):
             return None
-        texts = {str(name): ast.get_source_segment(source, node) or ast.unparse(node) for name, node in given.items()}
-        return ast.get_source_segment(source, call.func) or name, texts, len(args)
+        own, name = callee.who[0].rpartition(".")[2], getattr(call.func, "attr", getattr(call.func, "id", ""))
+        positions = callee.parameters[callee.parameters[:1] == ("self",) :]
+        by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+        given = {**dict(zip(positions, call.args, strict=False)), **by_name}
+        starred = None in by_name or any(isinstance(arg, ast.Starred) for arg in call.args)
+        if own not in (name, "__call__") or starred or len(given) < len(call.args) + len(call.keywords):
+            return None
+
+        def text(node: ast.expr) -> str:
+            return ast.get_source_segment(source, node) or ast.unparse(node)
+
+        texts = {str(name): text(node) for name, node in given.items()}
+        if not bound:
+            return "", text(call.func), texts, len(call.args)
+        if isinstance(call.func, ast.Attribute) and own == name:
+            return text(call.func.value), f".{own}", texts, len(call.args)
+        return text(call.func), "", texts, len(call.args)
+
+
+_PLAIN = re.compile(r"[\w.\[\]'\"]+")  # a name, a number, an attribute, an item: what takes no work to have again
+# By the library of a module: its checkpoint, how a function is mapped, and the function that is.
+_MAPS = {
+    "": ("jax.checkpoint", "jax.lax.map({part}, {xs})", "lambda {x}: {call}"),
+    "haiku": ("hk.remat", "hk.map({part}, {xs})", "lambda {x}, {m}={module}: {call}"),
+    "flax.linen": (
+        "nn.remat",
+        'nn.scan({part}, variable_broadcast=True, split_rngs={{"params": False}})({module}, None, {xs})[1]',
+        "lambda {m}, _, {x}: (None, {call})",
+    ),
+}
 
 
 def _tuple(texts: Sequence[str]) -> str:

@@ -149,7 +149,7 @@ class Selector:
             unknown |= by_hand(key) and not selection.code and resolved.policy is not AS_WRITTEN
             notes += selection.notes
         text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
-        lines = any("\n" in code or "jax.lax.map(" in code for code in codes)
+        lines = any("\n" in code or ".map(" in code for code in codes)
         together = "" if unknown else ("\n" if lines else "; ").join(codes)
         return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), together, tuple(notes))
 

@@ -344,7 +344,7 @@ def with_imports(code: str) -> str:
     """Code to paste, with what it needs that a program with JAX may not have."""
     needed = {
         "functools": "functools." in code.partition("  # ")[0],
-        "jax": "jax.lax.map(" in code or code.startswith("def "),
+        "jax": "jax.lax.map(" in code or "jax.tree.map(" in code,
     }
     imports = "".join(f"import {name}\n" for name, is_needed in needed.items() if is_needed)
     return f"{imports}\n{code}" if imports else code
