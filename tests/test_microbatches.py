@@ -13,6 +13,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax
+from remat_magic.views.fit import diff_html
 from tests.test_models import library
 
 B, T, D, V = 16, 6, 8, 11
@@ -561,6 +562,20 @@ def test_it_is_a_choice_of_fit_before_what_repeats_something(module):
     edit = trace.edit("none", at="batch in 8")
     assert not edit.verified
     assert "`code` of the choice or report" in edit.unnamed[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "device", "tile"), [(16, "TPU v5e", 0), (32, "TPU v5e", 8), (16, "H100 SXM", 16), (32, None, 0)]
+)
+def test_parts_of_fewer_rows_than_a_tile_are_told(parts, device, tile, module):
+    made = module(HEAD + WAYS["arguments"])
+    trace = rm.trace(made.step, [F32((64, 128))] * 8, F32((128, 64)), F32((128, 64)))
+    choice = trace.fit_choice("none", f"batch in {parts}", device or "24 GiB")
+    said = f"The largest product of a part has {128 // parts} rows, and takes {device} no less time than one of {tile}."
+    assert choice.idle == choice.caution == (said if tile else "")
+    html = diff_html(choice, trace.edit("none", at=choice.at), "", can_apply=False)
+    assert ("largest product" in html) == bool(tile)
+    assert not trace.fit_choice("none", "function", device or "24 GiB").idle
 
 
 def test_fit_says_why_there_are_none():

@@ -17,7 +17,7 @@ from remat_magic._jax.compiling import (
     propagated,
 )
 from remat_magic._jax.examples import Refused, Share, differing, followed, same_value
-from remat_magic._jax.formulas import communication
+from remat_magic._jax.formulas import communication, product
 from remat_magic._jax.gradients import *
 from remat_magic._jax.hlo import *
 from remat_magic._jax.jaxprs import *

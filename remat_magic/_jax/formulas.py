@@ -47,6 +47,14 @@ def _dot_general(eqn: Any) -> int:
     return 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted)
 
 
+def product(eqn: Any) -> tuple[int, int]:
+    """The FLOPs of a product of matrices, and its rows or columns, whichever are fewer; zeros for what is none."""
+    if primitive_name(eqn) != "dot_general":
+        return 0, 0
+    flops, (left, right) = _dot_general(eqn), (var.aval.size for var in eqn.invars)
+    return flops, 2 * eqn.outvars[0].aval.size * min(left, right) // max(flops, 1)
+
+
 def _ragged_dot_general(eqn: Any) -> int:
     """``2 m k n`` whatever the groups: every row of the ragged operand meets the matrix of its own group alone.
 

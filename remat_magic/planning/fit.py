@@ -37,6 +37,7 @@ _FAR = 64  # times of the batch, and what is larger says nothing
 _ENOUGH = 2  # that fit with donation by the estimate: XLA may say otherwise of the first
 _PARTS = re.compile(r"(?P<name>.+?)(?:\[(?P<slice>[-\d:]*)\])?(?:/(?P<group>\d+))?")
 _IN_PARTS = re.compile(r" in \d+$")
+_PARTED = re.compile(r" in \d+(?:$|=)")  # somewhere, of several places
 _KEPT = "XLA keeps on the device what is offloaded there outside of loops."
 
 
@@ -207,8 +208,21 @@ class _View:
             code=with_imports(code),
             plan=plan,
             unusable=unusable,
+            idle=self._idle(report),
         )
         return choice.within(self._target.capacity)
+
+    def _idle(self, report: Report) -> str:
+        """What is to be said of parts whose largest product has fewer rows than a tile of the device."""
+        device = self._target.device
+        if device is None or not device.holds_otherwise or not _PARTED.search(report.at):
+            return ""
+        tile, before = 8 if device.is_tpu else 16, _rows(self._facts.under())
+        rows = _rows(self._facts.under(report.policy, report.at))
+        small = (
+            f"The largest product of a part has {rows} rows, and takes {device.name} no less time than one of {tile}."
+        )
+        return small if 0 < rows < min(tile, before) else ""
 
     def write(self, choice: FitChoice, edit: Edit | str) -> None:
         """Take note of how a choice is written."""
@@ -283,6 +297,11 @@ class _View:
                 fitting += bool(found.fits and choice.fits is not True)
                 if fitting == _ENOUGH:
                     return
+
+
+def _rows(variant: Variant) -> int:
+    """How many rows the largest product of a forward half has."""
+    return max((_jax.product(eqn) for _, eqn in walk(variant.retrace.forward.closed, once=True)), default=(0, 0))[1]
 
 
 # ------------------------------------------------------------------------------------------------ what they are called

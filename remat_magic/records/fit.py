@@ -48,7 +48,8 @@ class FitChoice(Displayed):
 
     ``code`` is what to write, empty where nothing is to be written. ``beaten_by`` begins with the ``what`` of another
     that needs no more and takes less time, or hardly differs in both and is simpler; ``unusable`` is one sentence on
-    why it can be no answer (its edit cannot be written, JAX cannot trace it); both are empty on the front.
+    why it can be no answer (its edit cannot be written, JAX cannot trace it); both are empty on the front. ``idle``
+    says of parts that they are too small for the device, with fewer rows than a tile; else it is empty.
     """
 
     what: str
@@ -68,6 +69,7 @@ class FitChoice(Displayed):
     plan: Plan | None = field(default=None, compare=False)
     beaten_by: str = ""
     unusable: str = ""
+    idle: str = ""
 
     def as_compiled(self, needed_bytes: int | None, fits: bool | None, error: str) -> FitChoice:
         """The same choice by XLA's word; it is no answer where XLA could not compile it."""
@@ -110,8 +112,9 @@ class FitChoice(Displayed):
 
     @property
     def caution(self) -> str:
-        """One sentence on what the caller must heed; empty where there is nothing."""
-        return f"The caller may not use {', '.join(self.donate)} after the call." if self.donate else ""
+        """What the caller must heed; empty where there is nothing."""
+        lost = f"The caller may not use {', '.join(self.donate)} after the call." if self.donate else ""
+        return " ".join(filter(None, (lost, self.idle)))
 
     @property
     def cost(self) -> tuple[float, float, int]:

@@ -261,7 +261,10 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
         where = "to be written by hand"
         where += ", in place of the statement that takes the gradient" * (microbatches_in(choice.at) > 1)
         head = f'<div class="remat-diff-file"><b>{where}</b> {copy}</div>'
-        remarks, diffs = "", f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
+        remarks, diffs = (
+            findings([choice.idle]),
+            f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>',
+        )
     else:
         diffs = diffs_html(edit) or f'<p class="remat-empty">{"There is nothing to edit." if edit.verified else ""}</p>'
     return (
