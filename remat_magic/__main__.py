@@ -96,7 +96,7 @@ def _self_check() -> str:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run a script until its training step; without one print the environment, 0 if all that is needed is there."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.script is not None:
         return _run(options)
     lines, complete = environment()
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 FITS, TOO_BIG, NO_STEP, FAILED = range(4)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
         prog="python -m remat_magic",
