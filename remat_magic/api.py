@@ -382,26 +382,12 @@ class Trace:
 
     @property
     def step(self) -> StepMemory | None:
-        """What the training step that takes the gradient holds at its peak, as it is written; see ``step_under``."""
-        return self.facts.under().step()
-
-    def step_under(
-        self,
-        policy: Policy = "as_written",
-        at: At = None,
-        namespace: Mapping[str, Any] | None = None,
-        *,
-        device: str | Device | None = None,
-    ) -> StepMemory | None:
-        """What the whole training step holds at the peak of its memory under a policy, by estimate, in bytes.
+        """What the training step that takes the gradient holds at its peak, as it is written, by estimate in bytes.
 
         None where the trace is of a function itself, and where the step is not known: the gradient writes to
         references, is differentiated itself, or is part of another one, and ``notes`` say which.
-
-        Raises:
-            RematError: as ``report``, or a gradient of the step has no backward half.
         """
-        return self.facts.under(policy, at, namespace).step(_device(device))
+        return self.facts.under().step()
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
@@ -662,7 +648,7 @@ class Trace:
         Raises:
             RematError: as ``report``; no such device.
         """
-        from remat_magic.advice import advise
+        from remat_magic.advice.rules import advise
 
         return advise(self.facts.under(policy, at, namespace), _device(device), quick=quick)
 

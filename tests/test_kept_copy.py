@@ -95,7 +95,7 @@ def test_a_copy_has_values_source_and_figures_in_60_kilobytes(name):
     report, others, least = REPORTS[name]
     rendered = Rendered("After In[3]", ())
     rendered._others = {("", f"other {number}", "function"): row for number, row in enumerate(OTHERS[:others])}
-    kept = rendered.kept(report)
+    kept = rendered.copy(report)
     assert sum(len(text.encode()) for text in kept.values()) <= MOST_BYTES == 60_000
     page = kept["text/html"]
     assert not re.findall("<script|<select|<button| data-k=", page)

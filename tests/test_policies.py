@@ -77,13 +77,16 @@ def test_what_a_key_saves_is_what_jax_saves(key, saved):
 
 
 def test_offloading_by_name():
-    key = "names(save=['out'], offload=['mlp*'], offload_dst='unpinned_host')"
+    key = "names(save=['out'], offload=['mlp*'], offload_dst='pinned_host')"
     found = resolve(key, NAMES)
     assert found.key == (
         "save_and_offload_only_these_names(names_which_can_be_saved=['out'], "
-        "names_which_can_be_offloaded=['mlp0', 'mlp1'], offload_src='device', offload_dst='unpinned_host')"
+        "names_which_can_be_offloaded=['mlp0', 'mlp1'], offload_src='device', offload_dst='pinned_host')"
     )
     assert describe(found.policy) == found.key
+    other = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "unpinned_host")
+    assert resolve(other).policy is other  # as one of the user's own
+    assert resolve(other).own == (other,)
 
 
 # What a key can hold: every row, with names of any characters, and policies of one's own.
@@ -101,8 +104,8 @@ ANSWERING = (
 )
 OFFLOADING = (
     st.just("offload_dot_with_no_batch_dims")
-    | st.builds("offload_dot_with_no_batch_dims(offload_dst={!r})".format, TEXTS)
-    | st.builds("names(save={}, offload={}, offload_dst={!r})".format, LISTS, LISTS, TEXTS)
+    | st.just("offload_dot_with_no_batch_dims(offload_dst='pinned_host')")
+    | st.builds("names(save={}, offload={}, offload_src='device')".format, LISTS, LISTS)
 )
 COMBINED = ANSWERING | st.builds("{} | {}".format, ANSWERING, ANSWERING)
 COMBINED |= st.builds("save_from_both_policies({}, {} | {})".format, ANSWERING, ANSWERING, ANSWERING)
@@ -140,7 +143,7 @@ def test_names_of_a_key_are_renamed(key, renamed):
 
 
 def test_what_a_key_asks_for():
-    key = Key.parse("names(save=['attn_*', 're:m.'], offload=['f(x)', 'attn_*'], offload_dst='unpinned_host')")
+    key = Key.parse("names(save=['attn_*', 're:m.'], offload=['f(x)', 'attn_*'], offload_dst='pinned_host')")
     assert key.names == ("attn_*", "re:m.", "f(x)")  # memories are no names
     key = Key.parse("mine.best | make(n, 'h') | save_only_these_names('a') | jax.checkpoint_policies.dots_saveable")
     assert key.identifiers == {"mine", "make", "n"}
@@ -192,6 +195,8 @@ def test_a_policy_of_the_users_own_goes_by_the_name_it_has_there():
         ("dots_saveable()", "dots_saveable takes no arguments: write dots_saveable."),
         ("names(save=['out'], offload=['out'])", "'out' cannot be saved and offloaded at once: choose one."),
         ("names(keep=['out'])", "names takes save, offload, offload_src, offload_dst, recompute; not keep."),
+        ("names(offload=['out'], offload_dst='unpinned_host')", "a key offloads with offload_src='device', "
+         "offload_dst='pinned_host': give the policy object for other memories."),
         ("dots_saveable | none", "none is not a policy to combine: use two of nothing_saveable, everything_saveable, "
          "dots_saveable, dots_with_no_batch_dims_saveable or names."),
         (jax.checkpoint_policies.save_only_these_names, "save_only_these_names is a factory: call it, as in "

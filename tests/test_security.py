@@ -178,8 +178,8 @@ def pages(attack: str):
     value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
     yield "plan", plans.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
     yield "page", html_views.page_html(report, [report])
-    own = {"title": attack, "remark": attack, "twin": attack}
-    yield "kept", html_views.kept_html(report, [html_views.others_row(failing)], **own, most=10**7)
+    own = {"title": attack, "remark": attack, "copy_id": attack}
+    yield "kept", html_views.copy_html(report, [html_views.others_row(failing)], **own, most=10**7)
     yield "frame", frame_of(
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),

@@ -223,9 +223,9 @@ def test_why_a_device_keeps_less_than_autodiff_saves_is_said_where_it_does():
     report, timeline = trace.report(), trace.timeline()
     kept = timeline.saved_bytes
     assert 0 < kept <= report.saved_bytes
-    assert views.kept_html(replace(report, residuals=()), timeline, "TPU v5e") == ""
+    assert views.saved_less_html(replace(report, residuals=()), timeline, "TPU v5e") == ""
     more = replace(report, residuals=(*report.residuals, *report.residuals))
-    said = text_of(views.kept_html(more, timeline, "TPU v5e"))
+    said = text_of(views.saved_less_html(more, timeline, "TPU v5e"))
     assert said.startswith(
         f"Autodiff saves {nbytes(2 * report.saved_bytes)}; TPU v5e holds at most {nbytes(kept)} of it"
     )

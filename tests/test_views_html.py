@@ -8,7 +8,7 @@ import pytest
 
 from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views.headline import totals
-from remat_magic.views.html import kept_html, others_row, report_html, style
+from remat_magic.views.html import copy_html, others_row, report_html, style
 from remat_magic.views.jaxpr_text import lazy_chunks
 from remat_magic.views.memory import peak_bar_html
 from remat_magic.widget.panels import ID
@@ -153,7 +153,7 @@ def test_big_programs_come_in_chunks_of_a_hundred():
 
 
 def test_the_static_part_needs_no_script():
-    page = kept_html(small(), [*map(others_row, (small(policy="none", recomputed=()), blocks(3)))], most=10**6)
+    page = copy_html(small(), [*map(others_row, (small(policy="none", recomputed=()), blocks(3)))], most=10**6)
     parsed = _Page(page)
     assert not {"select", "input", "button", "script"} & set(parsed.tags)
     assert not [name for name, _ in parsed.attributes if name.startswith("on")]

@@ -1,6 +1,8 @@
-"""The rules of advice: what takes memory that a change would free, and what has no effect.
+"""Advice: what about a policy, or a program, costs memory or has no effect, with the line, the figure, the mend.
 
-What a user has to choose by is a figure: every finding has one, but for those that say that something has no effect.
+Each rule is a function of what is known; it gives advice only where JAX's own jaxprs show the fault, and is silent
+otherwise. Nothing is compiled. What a user has to choose by is a figure: every finding has one, but for those that say
+that something has no effect.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ import linecache
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
+from remat_magic.devices import Device
 from remat_magic.engine.calls import calls_scoped_modules, frames
 from remat_magic.engine.checkpoint_writer import Checkpoint
 from remat_magic.engine.engine import Engine, with_cast
 from remat_magic.engine.sites import nearest_span
-from remat_magic.facts.buffers import PLAIN, DeviceMemory
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.causes import Widened, given_back, widened
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
@@ -32,7 +35,7 @@ from remat_magic.planning.fit import what_of
 from remat_magic.planning.places import searched
 from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
-from remat_magic.records import Advice, FitChoice, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records import Advice, FitChoice, Listed, PlannedValue, RematError, Report, SourceSpan
 from remat_magic.records.fit import by_hand, microbatches_in
 
 
@@ -597,6 +600,34 @@ OF_GRADIENT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
 )
 QUICK = frozenset((stale, unknown_name, saved_in_vain, changes_nothing, argument_given_back, too_wide))
 """Those that trace no other choices, but for the program without a checkpoint."""
+
+
+def advise(variant: Variant, device: Device | None, *, quick: bool = False) -> Listed[Advice]:
+    """Advice on one choice, what has most at stake first; the peaks are as on the device.
+
+    Where ``quick``, only what takes no other choices to be traced.
+    """
+    try:
+        case = Case(variant, memory_of(device))
+    except RematError as error:
+        if variant.selection.policy != "as_written" or str(error) not in variant.engine.notes:
+            raise
+        mend = "Choose 'nothing_saveable' at 'sites'."
+        return Listed([Advice("complex-values", str(error), mend, policy="nothing_saveable", at="sites", share=1.0)])
+    # What frees memory of the gradient alone lowers no peak that is elsewhere.
+    rules = ANYWHERE if case.report.in_update else (*OF_GRADIENT, *ANYWHERE)
+    findings = dict[tuple[str, str], Advice]()
+    # Of calls that are alike it is said once.
+    for advice in (advice for rule in rules if rule in QUICK or not quick for advice in rule(case)):
+        findings.setdefault((advice.kind, advice.sentence), replace(advice, share=_share(case.report, advice)))
+    return Listed(sorted(findings.values(), key=lambda advice: -advice.share))
+
+
+def _share(report: Report, advice: Advice) -> float:
+    """What part of the memory, or of the work, a finding speaks of."""
+    flops = (report.forward_flops or 0) + (report.backward_flops or 0)
+    work = (advice.figure or 0) / flops if advice.unit == "FLOPs" and flops else 0.0
+    return min(max(work, (advice.stake or 0) / (report.peak_bytes or report.saved_bytes or 1)), 1.0)
 
 
 # ------------------------------------------------------------------ lines of a function under a checkpoint of their own

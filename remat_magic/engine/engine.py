@@ -26,7 +26,7 @@ from remat_magic.engine.microbatches import Cut, batches, traced_with, with_micr
 from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Contents, Primal, contents
-from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, kept
+from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, cached
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
@@ -123,7 +123,7 @@ class Engine:
         """The training step that the gradient is taken in; None where there is none, or where it is not known."""
         return None if self.inside is None else self.inside.step
 
-    @kept
+    @cached
     def donation(self) -> Donation | None:
         """What the step could donate, and does not as it is written; None where there is nothing, or no step."""
         return None if self.step is None else donation(self.step, self._bound)
@@ -403,7 +403,7 @@ class Engine:
         written, hidden = self._names
         return (*written, *hidden)
 
-    @kept
+    @cached
     def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names that stand in the program, and those that its custom rules hide."""
         names = checkpoint_names(self.primal.closed)
@@ -454,7 +454,7 @@ class Engine:
         """The policies to choose from for this function, factories filled with its checkpoint names."""
         names = self.names
         table = policies.choices(names) if names else policies.choices()
-        usable = [row for row in table if names or not row.parameters or row.key.startswith("offload_dot")]
+        usable = [row for row in table if names or not row.parameters]
         keys = {row.key for row in usable}
         extra = [
             Choice(resolved.key, resolved.key, resolved.meaning, resolved.code)

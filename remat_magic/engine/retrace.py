@@ -37,7 +37,7 @@ from remat_magic.jaxprs.rewriting import NamedProgram, name_everything
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN, Resolved, resolve
-from remat_magic.policies.keys import DESTINATION, SOURCE
+from remat_magic.policies.keys import MEMORIES
 from remat_magic.records import Plan, RematError
 
 
@@ -142,14 +142,14 @@ def _policy(kept: Sequence[str], moved: Sequence[str]) -> Any:
     if not moved:
         return jax.checkpoint_policies.save_only_these_names(*kept)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, offload_src=SOURCE, offload_dst=DESTINATION
+        names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, **MEMORIES
     )
 
 
 T = TypeVar("T")
 
 
-class kept(Generic[T]):  # noqa: N801 - used like a property
+class cached(Generic[T]):  # noqa: N801 - used like a property
     """What an object makes when it is first asked for it, and keeps. The object's ``lock`` is held meanwhile.
 
     A ``cached_property`` of Python 3.11 has one lock for all objects, under which traces would wait for each other.
@@ -159,7 +159,7 @@ class kept(Generic[T]):  # noqa: N801 - used like a property
         self._make, self._name, self.__doc__ = make, make.__name__, make.__doc__
 
     @overload
-    def __get__(self, owner: None, kind: type) -> kept[T]: ...
+    def __get__(self, owner: None, kind: type) -> cached[T]: ...
     @overload
     def __get__(self, owner: object, kind: type) -> T: ...
     def __get__(self, owner: Any, kind: type) -> Any:
@@ -207,20 +207,20 @@ class Retrace:
     ) -> None:
         self._primal, self._inside, self._values, self.lock, self.selection = primal, inside, values, lock, selection
 
-    @kept
+    @cached
     def program(self) -> Callable[..., Any]:
         """The flat function with the selection's policies."""
         primal, selection = self._primal, self.selection
         closed = with_checkpoints(primal, selection.at_sites)
         return self._with_policies(closed if selection.naming is None else selection.naming.closed)
 
-    @kept
+    @cached
     def forward(self) -> Forward:
         """The forward half: the arrays in, the function's outputs and then the residuals out."""
         with self._primal.tracing(), without_gc(), self._failures():
             return self._primal.half(self.program)
 
-    @kept
+    @cached
     def backward(self) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
 
@@ -231,7 +231,7 @@ class Retrace:
         with self._primal.tracing(), without_gc(), self._failures():
             return backward_half(half)
 
-    @kept
+    @cached
     def halves_in_step(self) -> dict[int, Halves]:
         """For each call of the step that stands for a gradient both its halves, by its number.
 
@@ -258,7 +258,7 @@ class Retrace:
                 halves[number] = Halves(*both, primal.provenances, primal.arguments)
         return halves
 
-    @kept
+    @cached
     def dissection(self) -> Dissection:
         """Both halves with every value named, of a selection that saves none of them.
 

@@ -11,7 +11,7 @@ from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
-from remat_magic.engine.retrace import Retrace, kept
+from remat_magic.engine.retrace import Retrace, cached
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
 from remat_magic.facts.buffers import DeviceMemory, memory_of
@@ -100,7 +100,7 @@ class Facts:
         except RematError:
             return None
 
-    @kept
+    @cached
     def blank(self) -> Report:
         """What every report of the function says."""
         engine = self.engine
@@ -163,7 +163,7 @@ class Variant:
         with self.lock:
             return next(iter(self._reports.values()), None) or self._preview
 
-    @kept
+    @cached
     def _preview(self) -> Report:
         primal = self.engine.primal
         return reports.preview(self._blank, self.retrace.forward, primal.provenances, primal.arguments)
@@ -217,7 +217,7 @@ class Variant:
         same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
         return replace(report, **same, notes=(*own.notes, *report.notes[written:]))
 
-    @kept
+    @cached
     def saved_bytes(self) -> int:
         """What the choice saves, as in its report, without the rest of one; all of it if there is no backward half."""
         first, half = self.preview, self.retrace.forward
@@ -265,7 +265,7 @@ class Variant:
         half = retrace.forward
         return both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
 
-    @kept
+    @cached
     def _blank(self) -> Report:
         own, blank = self.selection, self.facts.blank
         notes = (*blank.notes, *own.notes)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from remat_magic.policies.keys import AS_WRITTEN, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE, Alternative, Key
+from remat_magic.policies.keys import AS_WRITTEN, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE, Alternative, Key
 from remat_magic.policies.objects import Resolved, describe, resolve
 from remat_magic.records import Choice
 
@@ -34,7 +34,7 @@ def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
         names: the checkpoint names of a function. Without any, factories stand in the table under their bare names,
             with the parameters they take; with some, every key is complete and can be used as it is.
     """
-    complete = [row.key for row in TABLE if not row.parameters or row.parameters == MEMORIES]
+    complete = [row.key for row in TABLE if not row.parameters]
     if not names:
         return tuple(
             dataclasses.replace(row, code=Alternative(row.key).code if row.key in complete else "") for row in TABLE

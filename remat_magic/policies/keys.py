@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from remat_magic.parsing import parse_expression
-from remat_magic.records import Choice, Parameter, RematError
+from remat_magic.records import Choice, RematError
 from remat_magic.user_files import is_user_file
 
 OWN = "A policy of your own."
@@ -25,13 +25,12 @@ MIXED = "mixed"  # what goes for a key where places have policies of their own
 
 JAX = jax.checkpoint_policies
 MODULE = "jax.checkpoint_policies"
-SOURCE, DESTINATION = "device", "pinned_host"  # the memories of JAX's own offloading examples
+# From the device's memory to the host's, as in JAX's own examples: what a key offloads goes there.
+MEMORIES = {"offload_src": "device", "offload_dst": "pinned_host"}
+_MEMORIES = ", ".join(f"{name}={memory!r}" for name, memory in MEMORIES.items())
 
-_NAMES = Parameter("names", "names")
-MEMORIES = (Parameter("offload_src", "memory", SOURCE), Parameter("offload_dst", "memory", DESTINATION))
 
-
-def _row(key: str, meaning: str, *parameters: Parameter, label: str = "", aliases: tuple[str, ...] = ()) -> Choice:
+def _row(key: str, meaning: str, *parameters: str, label: str = "", aliases: tuple[str, ...] = ()) -> Choice:
     return Choice(key, label or key, meaning, parameters=parameters, aliases=aliases)
 
 
@@ -53,34 +52,31 @@ TABLE = (
     _row(
         "offload_dot_with_no_batch_dims",
         "As dots_with_no_batch_dims_saveable, but move what is saved to another memory.",
-        *MEMORIES,
     ),
-    _row("save_only_these_names", "Save the values with these checkpoint names, recompute the rest.", _NAMES),
-    _row("save_any_names_but_these", "Save every named value except these, recompute the rest.", _NAMES),
+    _row("save_only_these_names", "Save the values with these checkpoint names, recompute the rest.", "names"),
+    _row("save_any_names_but_these", "Save every named value except these, recompute the rest.", "names"),
     _row(
         "save_anything_except_these_names",
         "Saves everything: in JAX today this factory ignores the names it is given.",
-        _NAMES,
+        "names",
     ),
     _row(
         "save_and_offload_only_these_names",
         "Save some named values, move others to another memory, recompute the rest.",
-        Parameter("names_which_can_be_saved", "names", ""),
-        Parameter("names_which_can_be_offloaded", "names", ""),
-        *MEMORIES,
+        "names_which_can_be_saved",
+        "names_which_can_be_offloaded",
     ),
     _row(
         "save_from_both_policies",
         "Save what either of two policies saves.",
-        Parameter("policy_1", "policy"),
-        Parameter("policy_2", "policy"),
+        "policy_1",
+        "policy_2",
     ),
     _row(
         "names",
         "Save, offload or recompute each named value.",
-        Parameter("save", "names", ""),
-        Parameter("offload", "names", ""),
-        *MEMORIES,
+        "save",
+        "offload",
         label="by name",
     ),
 )
@@ -100,7 +96,7 @@ def example(factory: str, names: Sequence[str]) -> str:
     if factory == "save_and_offload_only_these_names":
         return f"{factory}(names_which_can_be_saved=[], names_which_can_be_offloaded=[{some}])"
     if factory == "offload_dot_with_no_batch_dims":
-        return f"{factory}(offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
+        return f"{factory}({_MEMORIES})"
     if factory == "names":
         return f"names(save=[{some}], offload=[])"
     if factory == "save_from_both_policies":
@@ -129,14 +125,11 @@ class Alternative:
     policy: str
     names: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
-    memories: tuple[str, str] = (SOURCE, DESTINATION)
     own: bool = False
     identifiers: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        if self.policy == _OFFLOADING_DOTS and self.memories == (SOURCE, DESTINATION):
-            return self.policy  # as the row of the table is called
-        return self._call()
+        return self.policy if self.policy == _OFFLOADING_DOTS else self._call()  # as the row of the table is called
 
     @property
     def code(self) -> str:
@@ -146,15 +139,15 @@ class Alternative:
         return "" if self.policy in ("as_written", "none") else f"{MODULE}.{self._call()}"
 
     def _call(self) -> str:
-        source, destination = self.memories
-        memories = f"offload_src={source!r}, offload_dst={destination!r}"
-        if self.own or not ROWS[self.policy].parameters:
+        if self.own:
             return self.policy
         if self.policy == _OFFLOADING_DOTS:
-            return f"{self.policy}({memories})"
+            return f"{self.policy}({_MEMORIES})"
+        if not ROWS[self.policy].parameters:
+            return self.policy
         if self.policy == _OFFLOADING:
             saved, offloaded = _BY_NAME[_OFFLOADING]
-            return f"{self.policy}({saved}={list(self.names)!r}, {offloaded}={list(self.offloaded)!r}, {memories})"
+            return f"{self.policy}({saved}={list(self.names)!r}, {offloaded}={list(self.offloaded)!r}, {_MEMORIES})"
         return call(self.policy, self.names)
 
 
@@ -186,13 +179,11 @@ class Key:
         return Key((Alternative(text, own=True),))
 
     @staticmethod
-    def by_name(
-        save: Iterable[str], offload: Iterable[str] = (), offload_src: str = SOURCE, offload_dst: str = DESTINATION
-    ) -> Key:
+    def by_name(save: Iterable[str], offload: Iterable[str] = ()) -> Key:
         """The key that saves some names, offloads others and recomputes the rest."""
         save, offload = tuple(dict.fromkeys(save)), tuple(dict.fromkeys(offload))
         if offload:
-            return Key((Alternative(_OFFLOADING, save, offload, (offload_src, offload_dst)),))
+            return Key((Alternative(_OFFLOADING, save, offload),))
         return Key((Alternative(_SAVING, save) if save else Alternative("nothing_saveable"),))
 
     def __str__(self) -> str:
@@ -286,7 +277,7 @@ class _Reader:
             return [Alternative(ast.unparse(tree), own=True, identifiers=identifiers)]
         if isinstance(tree, ast.Call):
             return self._called(policy, tree)
-        if ROWS[policy].parameters and policy != _OFFLOADING_DOTS:  # of which both parameters have defaults here
+        if ROWS[policy].parameters:
             raise RematError(f"{policy} is a factory: call it, as in {example(policy, self._names)}.")
         return [Alternative(policy)]
 
@@ -296,7 +287,7 @@ class _Reader:
         return [alternative for side in sides for alternative in side]
 
     def _called(self, policy: str, tree: ast.Call) -> list[Alternative]:
-        if not ROWS[policy].parameters:
+        if not ROWS[policy].parameters and policy != _OFFLOADING_DOTS:
             raise RematError(f"{policy} takes no arguments: write {policy}.")
         if policy == _EITHER:
             if len(tree.args) != 2 or tree.keywords:
@@ -308,16 +299,13 @@ class _Reader:
         except (ValueError, TypeError):
             raise self._not_quoted(policy) from None
         if policy == _OFFLOADING_DOTS or policy in _BY_NAME:
-            saved, offloaded = _BY_NAME.get(policy, ("", ""))
-            parameters = (*filter(None, (saved, offloaded)), "offload_src", "offload_dst")
-            values = _bound(policy, (*parameters, "recompute") if saved else parameters, arguments, keywords)
-            memories = values.get("offload_src", SOURCE), values.get("offload_dst", DESTINATION)
-            if not all(isinstance(memory, str) for memory in memories):
-                raise self._not_quoted(policy)
+            by_name = _BY_NAME.get(policy, ())
+            values = _bound(policy, (*by_name, *MEMORIES, *(["recompute"] if by_name else [])), arguments, keywords)
+            if any(values.get(name, memory) != memory for name, memory in MEMORIES.items()):
+                raise RematError(f"a key offloads with {_MEMORIES}: give the policy object for other memories.")
             if policy == _OFFLOADING_DOTS:
-                return [Alternative(policy, memories=memories)]
-            save, offload = _names(values.get(saved, ())), _names(values.get(offloaded, ()))
-            return [*Key.by_name(save, offload, *memories).alternatives]
+                return [Alternative(policy)]
+            return [*Key.by_name(*(_names(values.get(name, ())) for name in by_name)).alternatives]
         if keywords:
             raise RematError(f"{policy} takes names only, as in {example(policy, self._names)}.")
         return [Alternative(policy, tuple(dict.fromkeys(name for argument in arguments for name in _names(argument))))]

@@ -12,14 +12,13 @@ from typing import Any
 
 from remat_magic.policies.keys import (
     AS_WRITTEN,
-    DESTINATION,
     JAX,
+    MEMORIES,
     NO_CHECKPOINT,
     OWN,
     PLAIN,
     PREFIXES,
     ROWS,
-    SOURCE,
     Alternative,
     Key,
     check_combinable,
@@ -97,20 +96,19 @@ def _of_alternative(
     if in_both:
         raise RematError(f"{', '.join(map(repr, in_both))} cannot be saved and offloaded at once: choose one.")
     expanded = dataclasses.replace(alternative, names=save, offloaded=offload)
-    row, (source, destination) = expanded.policy, expanded.memories
+    row = expanded.policy
     notes: tuple[Note, ...] = ()
     if row in ("as_written", "none"):
         policy: Any = AS_WRITTEN if row == "as_written" else NO_CHECKPOINT
     elif row in PLAIN:
         policy = getattr(JAX, row)
     elif row == "offload_dot_with_no_batch_dims":
-        policy = JAX.offload_dot_with_no_batch_dims(offload_src=source, offload_dst=destination)
+        policy = JAX.offload_dot_with_no_batch_dims(**MEMORIES)
     elif row == "save_and_offload_only_these_names":
         policy = JAX.save_and_offload_only_these_names(
             names_which_can_be_saved=list(save),
             names_which_can_be_offloaded=list(offload),
-            offload_src=source,
-            offload_dst=destination,
+            **MEMORIES,
         )
     else:
         policy = getattr(JAX, row)(*save)
@@ -180,9 +178,9 @@ _MADE_BY: dict[str, Any] = {
     "save_any_names_but_these": JAX.save_any_names_but_these("x"),
     "save_anything_except_these_names": JAX.save_anything_except_these_names("x"),
     "save_and_offload_only_these_names": JAX.save_and_offload_only_these_names(
-        names_which_can_be_saved=(), names_which_can_be_offloaded=(), offload_src=SOURCE, offload_dst=DESTINATION
+        names_which_can_be_saved=(), names_which_can_be_offloaded=(), **MEMORIES
     ),
-    "offload_dot_with_no_batch_dims": JAX.offload_dot_with_no_batch_dims(SOURCE, DESTINATION),
+    "offload_dot_with_no_batch_dims": JAX.offload_dot_with_no_batch_dims(**MEMORIES),
     "save_from_both_policies": JAX.save_from_both_policies(JAX.dots_saveable, JAX.dots_saveable),
 }
 
@@ -229,10 +227,10 @@ def _alternatives(policy: Any) -> list[tuple[Alternative, Any]]:
         if policy is plain or (dataclasses.is_dataclass(policy) and policy == plain):
             return [(Alternative(row), policy)]
     factory = next((factory for factory, probe in _MADE_BY.items() if _same_factory(policy, probe)), None)
-    if factory is None:
+    arguments = _captured(policy) if factory else {}
+    if factory is None or any(arguments.get(name, memory) != memory for name, memory in MEMORIES.items()):
         name = getattr(policy, "__qualname__", None) or type(policy).__name__
         return [(Alternative(name.split("<locals>.")[-1], own=True), policy)]
-    arguments = _captured(policy)
     if factory == "save_from_both_policies":
         return [*_alternatives(arguments["policy_1"]), *_alternatives(arguments["policy_2"])]
     if factory == "save_anything_except_these_names":
@@ -241,8 +239,7 @@ def _alternatives(policy: Any) -> list[tuple[Alternative, Any]]:
         (names,) = arguments.values()
         return [(Alternative(factory, _ordered(names)), policy)]
     saved, offloaded = arguments.get("names_which_can_be_saved", ()), arguments.get("names_which_can_be_offloaded", ())
-    memories = arguments["offload_src"], arguments["offload_dst"]
-    return [(Alternative(factory, _ordered(saved), _ordered(offloaded), memories), policy)]
+    return [(Alternative(factory, _ordered(saved), _ordered(offloaded)), policy)]
 
 
 def _captured(policy: Any) -> dict[str, Any]:

@@ -14,15 +14,6 @@ from remat_magic.records.source import Site, SourceSpan, SourceText
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of a policy factory: its name, what it takes ("names", "memory", "policy") and its default."""
-
-    name: str
-    takes: Literal["names", "memory", "policy"]
-    default: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """One row of the policy table.
 
@@ -34,7 +25,7 @@ class Choice:
     label: str
     meaning: str
     code: str = ""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
 

@@ -30,7 +30,7 @@ from remat_magic.views.format import escape
 from remat_magic.views.headline import advice_html, stake
 from remat_magic.views.html import page_html as page_html
 from remat_magic.views.html import report_html, static
-from remat_magic.views.memory import exhausted_sentences, exhausted_table, layers_table, timeline_html
+from remat_magic.views.memory import TOP_ROWS, exhausted_sentences, exhausted_table, layers_table, timeline_html
 from remat_magic.views.plans import (
     NO_NAMES,
     edit_html,
@@ -43,7 +43,7 @@ from remat_magic.views.plans import (
     what_if_html,
     what_if_table,
 )
-from remat_magic.views.tables import TOP_ROWS, Text, printed, table_html, table_text
+from remat_magic.views.tables import Text, printed, table_html, table_text
 from remat_magic.views.text import Answer
 
 
@@ -108,7 +108,7 @@ def renderable(record: Any) -> RenderableType:
             notes = (Text(sentence, style="dim") for sentence in comparison_notes(record))
             return Group(table_text(comparison_table(record)), *notes)
         case [WhatIf(), *_]:
-            return Group(table_text(what_if_table(record)), *map(Text, left_out(record)))
+            return Group(table_text(what_if_table(record)), Text(left_out(record)))
         case [Advice(), *_]:
             return Group(*map(_advice, record))
         case _:

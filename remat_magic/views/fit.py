@@ -224,7 +224,7 @@ def with_code(text: str) -> str:
     return "".join([*cuts, escape(text[at:])])
 
 
-def kept_html(report: Report, timeline: Timeline, device: str) -> str:
+def saved_less_html(report: Report, timeline: Timeline, device: str) -> str:
     """Why the device keeps less than autodiff saves, by the timeline's estimate; empty where it does not."""
     kept = timeline.saved_bytes
     if kept >= report.saved_bytes:

@@ -32,24 +32,21 @@ class Total:
 def totals(report: Report) -> list[Total]:
     """The headline's numbers; offloaded bytes and constants only where there are any."""
 
-    def values(*kinds: str) -> str:
-        counted = [row for row in report.residuals if row.kind in kinds and not row.dropped]
-        return fmt.count(len(counted), "value")
+    def size(key: str, label: str, *kinds: str, more: str = "") -> Total:
+        number: int = getattr(report, f"{key}_bytes")
+        counted = sum(row.kind in kinds and not row.dropped for row in report.residuals)
+        detail = f"{fmt.count(dropped if key == 'unread' else counted, 'value')}{more}"
+        return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), number)
 
-    def matters(*kinds: str) -> bool:
-        return any(residual.kind in kinds for residual in report.residuals)
-
-    headline = [_bytes_total("saved", "saved", report, values("intermediate"))]
-    if matters("offloaded"):
-        headline.append(_bytes_total("offloaded", "offloaded", report, values("offloaded")))
-    alive = f"{values('argument')} needed, alive anyway"
-    headline.append(_bytes_total("argument", "arguments", report, alive))
-    if matters("constant", "literal"):
-        headline.append(_bytes_total("constant", "constants", report, values("constant", "literal")))
-    dropped = sum(row.dropped for row in report.residuals)
+    kinds, dropped = {row.kind for row in report.residuals}, sum(row.dropped for row in report.residuals)
+    headline = [size("saved", "saved", "intermediate")]
+    if "offloaded" in kinds:
+        headline.append(size("offloaded", "offloaded", "offloaded"))
+    headline.append(size("argument", "arguments", "argument", more=" needed, alive anyway"))
+    if kinds & {"constant", "literal"}:
+        headline.append(size("constant", "constants", "constant", "literal"))
     if dropped:
-        detail = f"{fmt.count(dropped, 'value')}, dropped when compiled"
-        headline.append(_bytes_total("unread", "unread", report, detail))
+        headline.append(size("unread", "unread", more=", dropped when compiled"))
     headline += [_work_total("repeated", report), _work_total("deferred", report)]
     if report.communicated_bytes:
         headline.append(_communication(report))
@@ -58,11 +55,6 @@ def totals(report: Report) -> list[Total]:
         about = fmt.about(report.peak_bytes, report.peak_low, report.peak_high)
         headline.append(Total("peak", "peak", about, "estimated", exact, report.peak_bytes))
     return headline
-
-
-def _bytes_total(key: str, label: str, report: Report, detail: str) -> Total:
-    number: int = getattr(report, f"{key}_bytes")
-    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), number)
 
 
 def _work_total(key: str, report: Report) -> Total:

@@ -26,10 +26,10 @@ _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
 
 # So many lines of jaxprs a cell's output has, and so many a kept copy: more are one call away in Python.
 _STATIC_LINES = 1000
-_KEPT_LINES = 100
+_COPY_LINES = 100
 
-# So many characters a policy is called by there, which can list hundreds of names, and so many bytes its code has, and
-# the notes together.
+# So many characters a policy is called by, which can list hundreds of names, and so many bytes its code has, and the
+# notes together.
 _LABEL, _LONGEST = 300, 4000
 
 # So many values, lines and other choices are tried in a kept copy, the biggest first; None: all.
@@ -54,19 +54,19 @@ def page_html(report: Report, others: Iterable[Report] = ()) -> str:
     )
 
 
-def static(shown: str, twin: str = "") -> str:
-    """HTML with the style sheet that it needs; ``twin`` is what the live widget knows it by."""
-    of = f' data-twin="{escape(twin)}"' if twin else ""
+def static(shown: str, copy_id: str = "") -> str:
+    """HTML with the style sheet that it needs; ``copy_id`` is what the live widget knows it by."""
+    of = f' data-copy="{escape(copy_id)}"' if copy_id else ""
     return f'<div class="remat remat-static"{of}><style>{_rules_for(shown)}</style>{shown}</div>'
 
 
-def kept_html(
+def copy_html(
     report: Report,
     others: Sequence[Row] = (),
     *,
     title: str = "",
     remark: str = "",
-    twin: str = "",
+    copy_id: str = "",
     answer: str = "",
     step: str = "",
     most: int,
@@ -74,16 +74,16 @@ def kept_html(
     """What a notebook keeps of a widget: the values and the source of a report, and the figures of other choices.
 
     ``others`` are rows by ``others_row``, ``answer`` is the HTML of whether it fits the chosen device and what to
-    change, and ``twin`` what the live widget finds it by. What is too long for ``most`` bytes is left out, with a
+    change, and ``copy_id`` what the live widget finds it by. What is too long for ``most`` bytes is left out, with a
     sentence.
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
     head = f'<div class="remat-title">{escape(title)}</div>' if title else ""
-    head += f"{copy}{_kept_head(report, answer, step)}"
-    programs, page = _jaxprs(report, _KEPT_LINES), ""
+    head += f"{copy}{_head(report, answer, step)}"
+    programs, page = _jaxprs(report, _COPY_LINES), ""
     for rows in _MOST_ROWS:
         values, rest = residuals_html(report, folded=True, most=rows), _others(others, rows)
-        page = static(_LINKS.sub("", f"{head}{values}{_source(report, rows)}{rest}{programs}"), twin)
+        page = static(_LINKS.sub("", f"{head}{values}{_source(report, rows)}{rest}{programs}"), copy_id)
         if len(page.encode()) <= most:
             break
     return page
@@ -102,24 +102,19 @@ def _unfolded(report: Report, most_lines: float) -> str:
 
 
 def _head(report: Report, answer: str = "", step: str = "") -> str:
+    """What is inspected, whether it fits or what is saved, and the choice; without code and notes too long to keep."""
+    shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
+    short = replace(report, label=fmt.truncate(report.label, _LABEL), notes=report.notes[:shown])
     code = f'<div class="remat-code"><code>{escape(report.code)}</code></div>' if report.code else ""
+    if len(escape(report.code).encode()) > _LONGEST:
+        code = '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
     answer = answer or f'<div class="remat-verdict">{saves_html(report)}</div>{peak_bar_html(report)}'
     line = "; ".join(filter(None, line_html(report)))
     return (
         f"{head_html(report.signature, report.function, step, report.wrt)}{answer}"
-        f'<div class="remat-chosen">Policy {_choice(report)}: {line}</div>{code}{notes_html(notes_of(report))}'
+        f'<div class="remat-chosen">Policy {_choice(short)}: {line}</div>{code}{notes_html(notes_of(short))}'
+        f"{_more(len(report.notes) - shown, 'more note')}"
     )
-
-
-def _kept_head(report: Report, answer: str, step: str) -> str:
-    """The same where there is not room for any policy, code and notes."""
-    shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
-    code = report.code if len(escape(report.code).encode()) <= _LONGEST else ""
-    short = replace(report, label=fmt.truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
-    head = _head(short, answer, step)
-    if code != report.code:
-        head += '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
-    return head + _more(len(report.notes) - shown, "more note")
 
 
 def _choice(report: Report) -> str:

@@ -9,7 +9,7 @@ import html
 import itertools
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,16 +32,16 @@ from remat_magic.views.format import escape, line_key, linked, ticks
 from remat_magic.views.tables import (
     KEYS,
     Home,
-    LiveRow,
     Part,
     Row,
     Table,
+    at_source,
     cell,
     expression_html,
-    live_table,
     near,
     size,
     table_html,
+    typed,
 )
 from remat_magic.views.values import home_of
 
@@ -59,6 +59,7 @@ ROLES = {
 }
 
 
+TOP_ROWS = 10  # of a table of what is live
 _LEAST = 1000  # what is less than one of so many is no part of the list
 
 
@@ -564,14 +565,37 @@ def _xla_what(buffer: XlaBuffer) -> str:
 def xla_table(measured: Measurement, memory: XlaMemory, timeline: Timeline) -> Table:
     """What XLA's program holds at its peak, the biggest first, in the words of the bar; the rows add up to the peak."""
     here = [buffer for buffer in memory.alive if buffer.space == "device"]
-    groups: dict[tuple[str, str, str, SourceSpan | None, SourceSpan | None], list[int]] = {}
-    for buffer, value in zip(here, live_in_xla(memory, timeline), strict=True):
-        like = (buffer.type, ROLES[value.kind][0], _xla_what(buffer), buffer.source, buffer.library)
-        groups.setdefault(like, []).append(buffer.nbytes)
-    rows = [LiveRow(len(sizes), sum(sizes), *like) for like, sizes in groups.items()]
+    rows = [
+        (buffer.nbytes, buffer.type, ROLES[value.kind][0], _xla_what(buffer), buffer.source, buffer.library)
+        for buffer, value in zip(here, live_in_xla(memory, timeline), strict=True)
+    ]
     elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
     others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
-    return live_table(f"{xla_words(measured, memory)}{others}", "What it is", rows, "buffer")
+    return _buffers_table(f"{xla_words(measured, memory)}{others}", "What it is", rows)
+
+
+_Buffer = tuple[int, str, str, str, SourceSpan | None, SourceSpan | None]  # bytes, type, kind, what, line, library's
+
+
+def _buffers_table(caption: str, kind: str, buffers: Iterable[_Buffer]) -> Table:
+    """What is live at a peak, what is alike in one row, the biggest first; the last row has the rest.
+
+    The ``caption`` stands above, ``kind`` is the head of the column of kinds.
+    """
+    groups: dict[tuple[str, str, str, SourceSpan | None, SourceSpan | None], list[int]] = {}
+    for nbytes, *like in buffers:
+        groups.setdefault(tuple(like), []).append(nbytes)
+    rows = sorted(groups.items(), key=lambda row: -sum(row[1]))
+    body = list[Row]()
+    for (type_, kind_, what, source, library), sizes in rows[:TOP_ROWS]:
+        of_library = [" ", Part(library.place, "library")] if library else []
+        made = cell(Part(what, "code"), *at_source(source), *of_library)
+        body.append(Row((size(sum(sizes)), typed(type_, len(sizes)), cell(kind_), made)))
+    if rest := [nbytes for _, sizes in rows[TOP_ROWS:] for nbytes in sizes]:
+        more = fmt.count(len(rest), "more buffer")
+        body.append(Row((size(sum(rest)), cell(), cell(), cell(f"in {more}"))))
+    heads = (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
+    return Table(caption, heads, body, visible=True)
 
 
 # ------------------------------------------------------------------------------------------------ where it is exhausted
@@ -603,9 +627,6 @@ def exhausted_sentences(record: Exhausted) -> list[str]:
 
 def exhausted_table(record: Exhausted) -> Table:
     """The largest buffers, those that are alike together, under the sentences."""
-    alike: dict[tuple[str, str, str, SourceSpan | None], list[int]] = {}
-    for buffer in record.buffers:
-        alike.setdefault((buffer.type, buffer.kind, buffer.what, buffer.source), []).append(buffer.nbytes)
-    rows = [LiveRow(len(sizes), sum(sizes), *like) for like, sizes in alike.items()]
     caption = f"{' '.join(exhausted_sentences(record))} The largest buffers:"
-    return live_table(caption, "Kind", rows, "buffer")
+    buffers = ((it.nbytes, it.type, it.kind, it.what, it.source, None) for it in record.buffers)
+    return _buffers_table(caption, "Kind", buffers)

@@ -112,19 +112,18 @@ _EACH = "the figures are for one of these alone; the button changes the first"
 
 # Beyond these the exchange is a bad one, and the list a burden.
 ROWS = 40
-_PART = 1000  # what changes less than one of so many is left out
 
 
 def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     """For each value what it would change to keep it, or to recompute it; each row's button does it, if ``live``."""
     if not rows:
         return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
-    sentences = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
+    left = f'<p class="remat-empty">{left_out(rows)}</p>' if left_out(rows) else ""
     device = f", times on {rows[0].device}" if rows[0].device else ""
     against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
     than = f", compared with {against}{device}"
     introduction = f'<p class="remat-empty">One value saved or recomputed instead, best first{escape(than)}.</p>'
-    return introduction + table_html(what_if_table(rows, live=live)) + sentences
+    return introduction + table_html(what_if_table(rows, live=live)) + left
 
 
 def what_if_table(rows: Sequence[WhatIf], *, live: bool = False) -> Table:
@@ -154,46 +153,22 @@ def flip_key(row: WhatIf) -> str:
     return f"{row.change} {row.value.key} {row.plan.at} {against}"
 
 
-def left_out(rows: Sequence[WhatIf]) -> list[str]:
-    """Sentences on the rows that are not shown."""
-    not_shown = len(alike_rows(rows)) - ROWS
-    idle = sum(not _changes(row) for row in rows)
-    sentences = [f"and {not_shown:,} more."] if not_shown > 0 else []
-    sentences += [f"Changing {fmt.count(idle, 'other value')} has no effect on bytes or work."] if idle else []
-    little = sum(_small(rows))
-    return sentences + (
-        [f"Changing {fmt.count(little, 'value')} has an effect of less than a thousandth."] if little else []
-    )
-
-
-def _changes(row: WhatIf) -> bool:
-    return bool(row.saved_bytes or row.recomputed_flops or row.seconds)
-
-
-def _small(rows: Sequence[WhatIf]) -> list[bool]:
-    """For each row whether it changes something, but less than a thousandth of what any plan of these comes to."""
-    most_bytes = max(1, *(size for row in rows for size in (abs(row.saved_bytes), row.plan.saved_bytes)))
-    most_flops = max(1, *(work for row in rows for work in (abs(row.recomputed_flops), row.plan.recomputed_flops)))
-    return [
-        _changes(row) and _PART * abs(row.saved_bytes) < most_bytes and _PART * abs(row.recomputed_flops) < most_flops
-        for row in rows
-    ]
+def left_out(rows: Sequence[WhatIf]) -> str:
+    """A sentence on the values that are not listed; empty where all are."""
+    left = len(rows) - sum(count for _, count in alike_rows(rows)[:ROWS])
+    return f"{fmt.count(left, 'more value')} with little effect or none." if left else ""
 
 
 def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
-    """The rows that change something worth a line, equal trades as one.
-
-    The number of the first of these among all rows, and how many say so.
-    """
+    """The rows that change something, equal trades as one: the first one's number among all rows, and how many."""
     groups: dict[Hashable, list[int]] = {}
-    small = _small(rows)
     for number, row in enumerate(rows):
-        seconds = None if row.seconds is None else fmt.seconds(row.seconds)
-        shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds)
-        if _changes(row) and not small[number]:
+        if row.saved_bytes or row.recomputed_flops or row.seconds:
+            seconds = None if row.seconds is None else fmt.seconds(row.seconds)
             # What one line makes step by step (a product, its bias, its shape) is one trade where it changes as much.
             where = (row.value.source, row.value.library, row.value.path) if row.value.source else row.value.origin
-            groups.setdefault((shown_facts, where), []).append(number)
+            trade = (row.change, row.saved_bytes, row.recomputed_flops, seconds, where)
+            groups.setdefault(trade, []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]
 
 

@@ -14,12 +14,10 @@ from rich.console import Console, OverflowMethod, RenderableType
 
 from remat_magic.errors import printable
 from remat_magic.records import Equation, PlannedValue, Residual, SourceSpan
-from remat_magic.views.format import count, escape, exact, nbytes, percent
+from remat_magic.views.format import escape, exact, nbytes, percent
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
-
-TOP_ROWS = 10  # of a table of what is live
 
 # The style sheet shows at least so many characters of an expression.
 _CUT_OFF = 20
@@ -154,38 +152,6 @@ def at_source(source: SourceSpan | None, home: Home | None = None) -> list[Part 
 def planned(value: PlannedValue, times: str, numbers: str) -> tuple[Cell, Cell]:
     """The type of a value, or the first of so many ``times``, and what makes it: two cells; ``numbers`` is a hover."""
     return typed(value.type, times, numbers), made(value.primitive, value, value.name or "")
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRow:
-    """``count`` values that are alike and live at a peak; ``nbytes`` are those of all together."""
-
-    count: int
-    nbytes: int
-    type: str
-    kind: str
-    what: str
-    source: SourceSpan | None
-    library: SourceSpan | None = None
-
-
-def live_table(caption: str, kind: str, rows: Sequence[LiveRow], noun: str) -> Table:
-    """What is live at a peak, the biggest first, of which the last row has the rest.
-
-    The ``caption`` stands above, ``kind`` is the head of the column of kinds, and ``noun`` what each row is.
-    """
-    rows = sorted(rows, key=lambda row: -row.nbytes)
-    shown, rest = rows[:TOP_ROWS], rows[TOP_ROWS:]
-    body = list[Row]()
-    for row in shown:
-        library = [" ", Part(row.library.place, "library")] if row.library else []
-        what = cell(Part(row.what, "code"), *at_source(row.source), *library)
-        body.append(Row((size(row.nbytes), typed(row.type, row.count), cell(row.kind), what)))
-    if rest:
-        number = count(sum(row.count for row in rest), f"more {noun}")
-        body.append(Row((size(sum(row.nbytes for row in rest)), cell(), cell(), cell(f"in {number}"))))
-    heads = (("Size", "num"), ("Value", "type"), (kind, "kind"), ("Made by", "made"))
-    return Table(caption, heads, body, visible=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- as HTML

@@ -256,9 +256,9 @@ def _saved(report: Report, last: Sequence[str], code: _Code) -> _Parts:
     below += [*_notes(notes_of(report, counting=False)), *_sentences(last)]
 
     def fill(left: int, _: _Code) -> list[RenderableType]:
-        kept = [row for row in residual_rows(report) if row.kept and not row.first.dropped]
-        shown = [row for row in kept[: max(3, left - 3)] if row.nbytes * _SMALLEST >= report.saved_bytes]
-        rest = kept[len(shown) :]
+        saved = [row for row in residual_rows(report) if row.saved and not row.first.dropped]
+        shown = [row for row in saved[: max(3, left - 3)] if row.nbytes * _SMALLEST >= report.saved_bytes]
+        rest = saved[len(shown) :]
         size = f", {fmt.nbytes(sum(row.nbytes for row in rest))}"
         more = _more(sum(row.count for row in rest), "more value", size)
         table = table_text(residual_table(report, shown), brief=True, heads=False)

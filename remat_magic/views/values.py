@@ -73,7 +73,7 @@ class ResidualRow:
         return len(self.residuals)
 
     @property
-    def kept(self) -> bool:
+    def saved(self) -> bool:
         """Whether it takes memory for the backward pass alone, the device's or another, and is not alive anyway."""
         return self.first.kind in ("intermediate", "offloaded")
 
@@ -252,16 +252,16 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
     if not report.residuals:
         return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
     home, rows = home_of_report(report), residual_rows(report)
-    kept, alive = [row for row in rows if row.kept], [row for row in rows if not row.kept]
-    nothing_saved = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
+    saved, alive = [row for row in rows if row.saved], [row for row in rows if not row.saved]
+    nothing_saved = "" if saved else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
 
     def shown(rows: Sequence[ResidualRow]) -> str:
-        return table_html(residual_table(report, rows, kept, home))
+        return table_html(residual_table(report, rows, saved, home))
 
     if not folded:
-        return nothing_saved + shown([*kept, *alive])
+        return nothing_saved + shown([*saved, *alive])
     folds = [
-        ("more value", kept[_FIRST:]),
+        ("more value", saved[_FIRST:]),
         ("argument", [row for row in alive if row.kind == "argument"]),
         ("constant", [row for row in alive if row.kind != "argument"]),
     ]
@@ -270,7 +270,7 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
         for noun, rows in folds
         if rows
     )
-    return "".join([nothing_saved, shown(kept[:_FIRST]) if kept else "", *details])
+    return "".join([nothing_saved, shown(saved[:_FIRST]) if saved else "", *details])
 
 
 def _counted(rows: Sequence[ResidualRow], noun: str) -> str:
@@ -293,7 +293,7 @@ def residual_table(
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
     most = dict.fromkeys((True, False), 0)
     for row in (*rows, *longest):
-        most[row.kept] = max(most[row.kept], row.nbytes)
+        most[row.saved] = max(most[row.saved], row.nbytes)
     body = list[Row]()
     for row in rows:
         # That an intermediate is none of the others is seen.
@@ -302,7 +302,7 @@ def residual_table(
         number, whole = 0 if row.first.dropped else row.nbytes, sums.get(row.first.kind, report.constant_bytes)
         cells = (
             size(row.nbytes),
-            share_bar(number, whole, most[row.kept]),
+            share_bar(number, whole, most[row.saved]),
             typed(row.type, row.count, "", *kind, *whole_everywhere),
             made(row.label, row.first, row.name, row.also, home),
             cell(_needed(row, report.complete)),

@@ -80,7 +80,7 @@ class FirstScreen(Panel):
             "takes": takes,
             "totals": line,
             "rarer": rarer,
-            "kept": views.kept_html(report, timeline, live.device if live.is_device else "a GPU"),
+            "saved-less": views.saved_less_html(report, timeline, live.device if live.is_device else "a GPU"),
         }
 
     def _how(self, choice: FitChoice) -> str:

@@ -162,14 +162,13 @@ ID = "__remat__"
 _TAUGHT = {
     "against": "Choice A, to compare with the choice shown, B",
     "apply": "Rebind the function's name to it with this choice; functions made from it before keep the old one",
-    "arrange": "Search the rows and group them (also the key / in the table)",
+    "arrange": "Search the rows (also the key / in the table)",
     "at": "Where the policy applies: the whole function, its checkpoints, or a function that it calls",
     "beside": "Show the source at the left of every tab",
     "copy": "Copy the code for this choice, to paste into your program",
     "device": "The device to fit: bytes and times are for it, and its compiler is asked if it is installed",
     "find": "Show only rows that contain this",
     "gradient": "Which of the function's gradients is shown",
-    "group": "Group the rows by line, name, operation or loop, with their sums",
     "policy": "What is saved for the backward pass and what it computes again; opens as a list with what each does",
     "state-offload": "Move it to the host's memory for the backward pass, and back",
     "state-recompute": "Let the backward pass compute it again",
@@ -214,22 +213,19 @@ def button(action: str, text: str, **attributes: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- the tabs
 
 
-_GROUPS = [("", "nothing"), ("line", "line"), ("name", "name"), ("operation", "operation"), ("path", "loop or call")]
-
-
 class Values(Panel):
-    """One table under the other, of the same columns; ``kept`` is filled by the first screen, as on its device."""
+    """One table under the other, of the same columns; ``saved-less`` is of the chosen device."""
 
-    key, title, parts, early = "values", "Values", ("kept", "residuals", "recomputed"), ("residuals",)
+    key, title, parts, early = "values", "Values", ("saved-less", "residuals", "recomputed"), ("residuals",)
 
     def tools(self) -> str:
-        """What the tables are searched and grouped by."""
+        """What the tables are searched by."""
         return (
             '<div class="remat-tools remat-arranging-tools">'
-            f"{button('arrange', 'Find, group', aria_expanded='false')}"
+            f"{button('arrange', 'Find', aria_expanded='false')}"
             f'<span class="remat-field"{taught("find")}><label for="{ID}find">Find</label> '
             f'<input type="search" id="{ID}find" data-find placeholder="any text of a row" autocomplete="off" '
-            f'spellcheck="false" {KEYS}></span>{select("group", "Group by", _GROUPS)}</div>'
+            f'spellcheck="false" {KEYS}></span></div>'
         )
 
     def add(self, view: dict[str, Any], report: Report) -> None:

@@ -112,10 +112,10 @@ class Rendered:
     def _device(self) -> Device | None:
         return devices.get(self._live.like) if self._live and self._live.like else None
 
-    def kept(self, report: Report, twin: str = "") -> dict[str, str]:
+    def copy(self, report: Report, copy_id: str = "") -> dict[str, str]:
         """The output that needs no kernel: what a report saves, and the figures of the others; as a MIME bundle.
 
-        With the peaks of the chosen device, as the widget shows them. ``twin`` is what the widget knows it by.
+        With the peaks of the chosen device, as the widget shows them. ``copy_id`` is what the widget knows it by.
         """
         device = self._device
         on_device = self._on(report, device)
@@ -124,17 +124,17 @@ class Rendered:
             others = [row for key, row in self._others.items() if key[0] == own[0] and key != own]
         fit = self._live.answer(report) if self._live and report.complete else None
         plain = printed(Answer(fit or on_device, self._title, IN_CELL), 100)
-        kept = html.kept_html(
+        page = html.copy_html(
             on_device,
             others,
             title=self._title,
             remark=_saved(self._live.device if self._live else ""),
-            twin=twin,
+            copy_id=copy_id,
             answer=answer_html(fit, self._live.live_in_xla(fit.as_written, fit.timeline)) if fit and self._live else "",
             step=self._live.trace.step_name if self._live else "",
             most=MOST_BYTES - len(plain.encode()),
         )
-        return {"text/html": kept, "text/plain": plain}
+        return {"text/html": page, "text/plain": plain}
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""
@@ -143,42 +143,37 @@ class Rendered:
         return self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
 
 
-class Kept:
+class SavedCopy:
     """The output that is kept with the notebook, brought in step with what is shown where nobody waits for it.
 
     Each replacement is the whole output anew, whose styles a browser works out with those of the whole page. By its
     ``id`` it is replaced and hidden.
     """
 
-    def __init__(self, rendered: Rendered) -> None:
-        self._rendered = rendered
+    def __init__(self) -> None:
         self.id = uuid.uuid4().hex
         self._is_published = self._is_behind = False
         self._lock = threading.Lock()
-
-    def follow(self, rendered: Rendered) -> None:
-        """Be made of something else from here on."""
-        self._rendered = rendered
 
     def fall_behind(self) -> None:
         """Know that something else is shown. From any thread."""
         self._is_behind = True
 
-    def publish(self, shell: Any, report: Report, *, again: bool = False) -> None:
+    def publish(self, shell: Any, rendered: Rendered, report: Report, *, again: bool = False) -> None:
         """Put it into the running cell's output, or in the place of what was put there."""
         with self._lock:
             self._is_published, self._is_behind = True, False
             transient = {"display_id": self.id}
-            shell.display_pub.publish(self._rendered.kept(report, self.id), transient=transient, update=again)
+            shell.display_pub.publish(rendered.copy(report, self.id), transient=transient, update=again)
 
-    def catch_up(self, shell: Any, shown: Callable[[], Report], stop: Callable[[], bool]) -> bool:
+    def catch_up(self, shell: Any, rendered: Rendered, shown: Callable[[], Report], stop: Callable[[], bool]) -> bool:
         """Replace it, if it was published and something else is shown since; whether it is of what is shown then.
 
         What is not done when ``stop`` returns True is left to a later call.
         """
         if not self._is_behind or not self._is_published or shell is None:
             return True
-        if not self._rendered.tell_figures(stop):
+        if not rendered.tell_figures(stop):
             return False
-        self.publish(shell, shown(), again=True)
+        self.publish(shell, rendered, shown(), again=True)
         return not self._is_behind  # or something else was shown meanwhile

@@ -25,7 +25,7 @@ from remat_magic.widget.frame import frame, widget_script
 from remat_magic.widget.idle import IdleTime, Prefetch, idle_time
 from remat_magic.widget.live_trace import LiveTrace, shown, text_answer
 from remat_magic.widget.panels import PANELS, Panel, Request
-from remat_magic.widget.rendered import Kept, Rendered
+from remat_magic.widget.rendered import Rendered, SavedCopy
 from remat_magic.widget.worker import Wish, Wishes, Worker, sentence_of
 
 # By which a page knows whether the view that it has is the newest.
@@ -83,7 +83,7 @@ class RematWidget(Channel):
     _css = style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
-    _twin = traitlets.Unicode().tag(sync=True)  # the id of this model, and of its copy that is saved with the notebook
+    _copy_id = traitlets.Unicode().tag(sync=True)  # of this model, and of its copy in the notebook
     _live = LiveTrace(None)
     _idle: IdleTime | None = None
     policy = traitlets.Unicode("as_written")
@@ -116,10 +116,10 @@ class RematWidget(Channel):
         switch = Worker[Request](self._switch)
         other = {"peek": Worker[Request](self._peek), "device": Worker[Request](self._work_on_device)}
         self._workers = {**other, "gradient": switch, "one-device": switch}  # by the messages that they answer
-        self._kept = Kept(self._rendered)
+        self._copy = SavedCopy()
         self._esm = widget_script(panels)
-        view, own = {**self._render(first), "serial": 0}, self._kept.id
-        super().__init__(model_id=own, _frame=self._draw(), _view=view, _twin=own)
+        view, own = {**self._render(first), "serial": 0}, self._copy.id
+        super().__init__(model_id=own, _frame=self._draw(), _view=view, _copy_id=own)
         self._settle(first, self._wishes.wished)
         self._idle = idle
         self.on_msg(self._on_message)
@@ -201,7 +201,6 @@ class RematWidget(Channel):
         super().close()
         layout.close()
         self._rendered = Rendered("", ())
-        self._kept = Kept(self._rendered)
         self._good = Report("", "")
         self._apply = None
         self._view = {}
@@ -364,7 +363,6 @@ class RematWidget(Channel):
         for panel in panels:
             panel.close()
         live.close()
-        self._kept.follow(self._rendered)
         with self._publishing, self.hold_sync():
             self._frame = self._draw()
             self._view = {**self._render(first), "serial": 0}
@@ -392,7 +390,7 @@ class RematWidget(Channel):
 
     def _fall_behind(self) -> None:
         """Have the saved copy replaced when the kernel is idle."""
-        self._kept.fall_behind()
+        self._copy.fall_behind()
         if self._idle is not None:
             self._idle.resume(self)
 
@@ -408,15 +406,15 @@ class RematWidget(Channel):
             report, goes_on = self._prefetch.step(self._live, self.at, rendered.complete())
             if report is not None:
                 self._send_rendered(report, rendered)
-                self._kept.fall_behind()
+                self._copy.fall_behind()
             if goes_on:
                 return True
-            is_kept = self._kept.catch_up(self._shell, lambda: self._good, self._is_disturbed)
+            is_current = self._copy.catch_up(self._shell, self._rendered, lambda: self._good, self._is_disturbed)
         except RematError:  # closed meanwhile
             if self._live.closed:
                 return False
             raise
-        return not is_kept
+        return not is_current
 
     def _is_disturbed(self) -> bool:
         """Whether what nobody waits for is to wait itself."""
@@ -476,13 +474,13 @@ class RematWidget(Channel):
             sys.stdout.write("\n")
             shown(text_answer(self._live, self.report, self._title))
             return
-        self._kept.publish(shell, self._good)
+        self._copy.publish(shell, self._rendered, self._good)
         bundle = self._repr_mimebundle_()
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
         self._publish(self.report, self._wishes.wished.serial, self._rendered)
         if not self._live.closed:  # now, since no idle time may follow, as where nobody looks
-            self._kept.publish(shell, self._good, again=True)
+            self._copy.publish(shell, self._rendered, self._good, again=True)
 
 
 def _kernel() -> Any:

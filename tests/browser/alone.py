@@ -12,7 +12,7 @@ from remat_magic.widget.widget import RematWidget
 
 _MODEL = """\
 ([esm, css, frame, view]) => {
-  const values = { _frame: frame, _view: view, _css: css, _twin: "its own" };
+  const values = { _frame: frame, _view: view, _css: css, _copy_id: "its own" };
   const heard = {};
   window.sent = [];
   const model = {

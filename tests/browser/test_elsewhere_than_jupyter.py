@@ -36,7 +36,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def kept_as(report: rm.Report) -> str:
     """What is kept of the widget with such a report."""
-    return report._repr_html_().replace('class="remat remat-static"', 'class="remat remat-static" data-twin="its own"')
+    return report._repr_html_().replace('class="remat remat-static"', 'class="remat remat-static" data-copy="its own"')
 
 
 def kept_in(page: Page, text: str) -> Locator:

@@ -149,16 +149,16 @@ def test_apply_binds_the_name(opened: NotebookPage) -> None:
 
 
 def test_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
-    twin = opened.cell(1).locator(".remat-static")
+    copy = opened.cell(1).locator(".remat-static")
     for _ in range(2):  # also of a cell that runs again
         expect(opened.cell(1).locator(".remat-widget")).to_have_count(1)
         expect(opened.cell(1).locator(".remat-widget")).to_be_visible()
-        expect(twin).to_have_count(1)
-        expect(twin).to_be_hidden()
+        expect(copy).to_have_count(1)
+        expect(copy).to_be_hidden()
         opened.run(1)
     opened.run(CLOSE)
     expect(opened.cell(1).locator(".remat-widget")).to_have_count(0)
-    expect(twin).to_be_visible()
+    expect(copy).to_be_visible()
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
@@ -172,11 +172,11 @@ def test_it_is_accessible(several: Widget, theme: str) -> None:
             expect(several.part(part).locator(figures).first).to_be_visible(timeout=60_000)
             assert violations(several.notebook.page, ".remat-widget") == []
             assert unreadable(several.root) == []
-        twin = several.notebook.cell(SEVERAL).locator(".remat-static")
-        twin.evaluate("root => { root.closest('.remat-replaced')?.classList.remove('remat-replaced') }")
-        twin.evaluate("root => { for (const details of root.querySelectorAll('details')) details.open = true }")
-        expect(twin).to_be_visible()
-        assert unreadable(twin) == []
+        copy = several.notebook.cell(SEVERAL).locator(".remat-static")
+        copy.evaluate("root => { root.closest('.remat-replaced')?.classList.remove('remat-replaced') }")
+        copy.evaluate("root => { for (const details of root.querySelectorAll('details')) details.open = true }")
+        expect(copy).to_be_visible()
+        assert unreadable(copy) == []
     finally:
         several.notebook.set_theme("JupyterLab Light")
 

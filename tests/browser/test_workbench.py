@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from remat_magic import units
-from tests.browser.inspected import Widget, focus, inspection
+from tests.browser.inspected import Widget, inspection
 from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
@@ -86,27 +86,6 @@ def test_the_totals_follow_the_search(widget: Widget, reports: dict[str, Any]) -
     expect(widget.root.get_by_label("Find")).to_have_value("TANH")
     for text in rows(widget).all_inner_texts():
         assert "tanh" in text
-
-
-def test_rows_are_grouped_and_folded(widget: Widget, reports: dict[str, Any]) -> None:
-    widget.root.get_by_label("Group by").select_option("operation")
-    heads = widget.part("residuals").locator(".remat-grouprow")
-    made = reports["as_written"]["rows"]
-    by_operation: dict[str, int] = {}
-    for row in made:
-        by_operation[row["primitive"]] = by_operation.get(row["primitive"], 0) + row["nbytes"]
-    sines = heads.filter(has_text=re.compile(r"^(▾ )?sin"))
-    expect(sines).to_contain_text(units.nbytes(by_operation["sin"]))
-    before = rows(widget).count()
-    button = sines.get_by_role("button")
-    focus(button)
-    widget.notebook.page.keyboard.press("Enter")
-    again = widget.part("residuals").locator(".remat-grouprow").get_by_role("button", name="sin", exact=True)
-    expect(again).to_have_attribute("aria-expanded", "false")
-    expect(again).to_be_focused()
-    assert rows(widget).count() < before
-    for text in rows(widget).locator(".remat-what code").all_inner_texts():
-        assert text != "sin"
 
 
 def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, reports: dict[str, Any]) -> None:

@@ -1,13 +1,11 @@
 // @ts-check
 /**
- * The tables of residuals and of recomputed operations: sorted, searched, grouped, narrowed to a line of the source,
- * and compared with another policy's.
+ * The tables of residuals and of recomputed operations: sorted, searched, narrowed to a line of the source, and compared
+ * with another policy's.
  *
  * @typedef {object} TableState how the reader wants a table
  * @property {string} find
- * @property {string} group
  * @property {{column: number, descending: boolean} | null} sort
- * @property {Set<string>} folded labels of the groups that are folded
  * @property {Set<string>} unfolded labels of what is folded at first, and is not
  */
 import { standsOn } from "./linking.js";
@@ -19,15 +17,7 @@ const FIRST = 5;
 const APART = ".remat-argument, .remat-constant, .remat-literal, .remat-dropped";
 
 /** @returns {TableState} */
-export const tableState = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
-
-/** What a row is grouped by, the text as it is shown. @type {Record<string, (row: HTMLElement) => string>} */
-const GROUPS = {
-  line: (row) => textOf(row, ".remat-place") || "no line of yours",
-  name: (row) => textOf(row, ".remat-name-of code") || "unnamed",
-  operation: (row) => textOf(row, ".remat-what code") || "other",
-  path: (row) => textOf(row, ".remat-path") || "outside of loops and calls",
-};
+export const tableState = () => ({ find: "", sort: null, unfolded: new Set() });
 
 /** @param {Element} element @param {string} selector */
 const textOf = (element, selector) => element.querySelector(selector)?.textContent?.trim() ?? "";
@@ -146,11 +136,8 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
     head.ariaSort = state.sort?.column !== column ? null : state.sort.descending ? "descending" : "ascending";
   });
   if (state.sort) rows = sorted(rows, state.sort.column, state.sort.descending);
-  const words = { columns: heads.length, noun, unit, again };
   const changed = find || line || state.sort || other !== undefined;
-  if (state.group) body.append(...grouped(rows, state, words));
-  else if (changed) body.append(...rows);
-  else body.append(...firstScreen(rows, state, words));
+  body.append(...(changed ? rows : firstScreen(rows, state, { columns: heads.length, noun, unit, again })));
   const shown = own.filter((row) => !row.hidden || row.dataset.later);
   const nothing = find ? `No row has “${state.find.trim()}”.` : line ? "No row is of that line." : "";
   if (nothing && !shown.length) body.append(extra(rowAcross(nothing, heads.length)));
@@ -180,88 +167,44 @@ function extra(row) {
   return row;
 }
 
-/** What the heads of folds need. @typedef {{columns: number, noun: string, unit: string, again: () => void}} Words */
-
-/**
- * The head of what is folded and unfolded by a key in a set.
- * @param {string} label
- * @param {boolean} open
- * @param {Set<string>} keys
- * @param {string} key
- * @param {Words} words
- */
-function fold(label, open, keys, key, { columns, again }) {
-  const row = extra(foldRow(label, open, columns, () => {
-    const table = row.closest("table");
-    if (!keys.delete(key)) keys.add(key);
-    again();
-    // This very button was made anew.
-    const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
-    buttons.find((other) => other.textContent === label)?.focus();
-  }));
-  row.cells[0].scope = "rowgroup";
-  return row;
-}
-
 /**
  * The biggest rows, and what else there is in a line each that unfolds.
  * @param {HTMLTableRowElement[]} rows
  * @param {TableState} state
- * @param {Words} words
+ * @param {{columns: number, noun: string, unit: string, again: () => void}} words
  */
-function firstScreen(rows, state, words) {
+function firstScreen(rows, state, { columns, noun, unit, again }) {
   const [saved, values, constants] = [[], [], []].map(() => /** @type {HTMLTableRowElement[]} */ ([]));
   for (const row of rows) {
     const argument = row.classList.contains("remat-argument");
     const constant = row.matches(".remat-constant, .remat-literal");
     (argument ? values : constant ? constants : saved).push(row);
   }
-  /** @param {HTMLTableRowElement[]} later @param {string} noun */
-  const folded = (later, noun) => {
+  /** @param {HTMLTableRowElement[]} later @param {string} what */
+  const folded = (later, what) => {
     if (!later.length) return [];
-    const label = `${count(later.reduce((sum, row) => sum + number(row), 0), noun)}, ${quantity(total(later), words.unit)}`;
-    const open = state.unfolded.has(noun);
+    const label = `${count(later.reduce((sum, row) => sum + number(row), 0), what)}, ${quantity(total(later), unit)}`;
+    const open = state.unfolded.has(what);
     for (const row of later) {
       row.hidden = !open;
       row.dataset.later = "yes";
     }
-    return [fold(label, open, state.unfolded, noun, words), ...later];
+    const head = extra(foldRow(label, open, columns, () => {
+      const table = head.closest("table");
+      if (!state.unfolded.delete(what)) state.unfolded.add(what);
+      again();
+      // This very button was made anew.
+      const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
+      buttons.find((other) => other.textContent === label)?.focus();
+    }));
+    head.cells[0].scope = "rowgroup";
+    return [head, ...later];
   };
   const first = saved.length > FIRST + 1 ? FIRST : saved.length; // one more takes no more room than its fold
   return [
     ...saved.slice(0, first),
-    ...folded(saved.slice(first), `more ${words.noun}`),
+    ...folded(saved.slice(first), `more ${noun}`),
     ...folded(values, "argument"),
     ...folded(constants, "constant"),
   ];
-}
-
-/**
- * The rows under the heads of their groups, the largest group first.
- * @param {HTMLTableRowElement[]} rows
- * @param {TableState} state
- * @param {Words} words
- */
-function grouped(rows, state, words) {
-  /** @type {Map<string, HTMLTableRowElement[]>} */
-  const groups = new Map();
-  for (const row of rows) {
-    const label = GROUPS[state.group](row);
-    groups.set(label, [...(groups.get(label) ?? []), row]);
-  }
-  const visible = (/** @type {HTMLElement[]} */ group) => group.filter((row) => !row.hidden);
-  // Another policy's rows count in no total, and so in no order.
-  const ownOf = (/** @type {HTMLElement[]} */ group) =>
-    visible(group).filter((row) => !row.classList.contains("remat-missing"));
-  const ordered = [...groups].sort((a, b) => total(ownOf(b[1])) - total(ownOf(a[1])));
-  return ordered.flatMap(([label, members]) => {
-    if (!visible(members).length) return members;
-    const key = `${state.group}\n${label}`;
-    const folded = state.folded.has(key);
-    const head = fold(label, !folded, state.folded, key, words);
-    const own = ownOf(members);
-    head.cells[0].append(element("small", "", ` ${summary(own, own, words.noun, words.unit)}`));
-    if (folded) for (const row of members) row.hidden = true;
-    return [head, ...members];
-  });
 }

@@ -231,7 +231,6 @@ export function panel(widget, key) {
         widget.send({ type: "plan", budget: Math.round(line) });
       },
     },
-    renew: () => void (requested = ""),
     actions: {
       "what-if"() {
         say("Working it out…");

@@ -1,9 +1,10 @@
 // @ts-check
 /** @import { Panel, View, Widget } from "./shared.js" */
+import { answerKey } from "./on_demand.js";
 import { keyOf } from "./shared.js";
 
 /** What of the first screen is of the shown choice. */
-const PARTS = ["verdict", "bar", "takes", "totals", "rarer", "kept"];
+const PARTS = ["verdict", "bar", "takes", "totals", "rarer", "saved-less"];
 /** What the list of devices has for so many bytes, which are typed. */
 const OTHER = "?";
 
@@ -89,7 +90,7 @@ export function firstScreen(widget) {
     store.figures.clear();
     if (widget.shown) fill(widget.shown);
     widget.pinning.contrast();
-    for (const panel of Object.values(widget.panels)) panel.renew?.();
+    for (const panel of Object.values(widget.panels)) panel.figured?.();
     if (widget.shown) widget.panels[widget.tab]?.fill?.();
   }
 
@@ -146,7 +147,8 @@ export function firstScreen(widget) {
         if (error !== undefined) return widget.say(error, true);
         const isNews = parts.compiled && !store.screens.get(key)?.compiled;
         store.screens.set(key, parts);
-        if (isNews) for (const panel of Object.values(widget.panels)) panel.compiled?.({ policy, at, device: of });
+        // The picture of memory has XLA's curve now.
+        if (isNews && store.answers.delete(answerKey("memory", { policy, at, device: of }))) widget.panels[widget.tab]?.fill?.();
         const { shown } = widget;
         if (shown && screenOf(shown) === key) fill(shown);
         widget.pinning.contrast();

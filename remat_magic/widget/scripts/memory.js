@@ -10,16 +10,7 @@ import { quantity } from "./shared.js";
  */
 
 /** The estimated memory over time: the pointer and the arrow keys tell what is live at another moment. @param {Widget} widget @param {string} key @returns {Panel} */
-export function panel(widget, key) {
-  const answered = onDemand(widget, key, () => follow(widget.part(key)));
-  return {
-    ...answered,
-    compiled(choice) {
-      answered.forget(choice);
-      if (widget.tab === key) answered.fill();
-    },
-  };
-}
+export const panel = (widget, key) => onDemand(widget, key, () => follow(widget.part(key)));
 
 /** The bytes in a column. @param {[number, number][]} changes @param {number} column */
 const at = (changes, column) => changes.filter(([from]) => from <= column).at(-1)?.[1] ?? 0;

@@ -5,20 +5,20 @@ import { element, keyOf } from "./shared.js";
 /** The name of the chosen device; empty for this machine. @param {Widget} widget @returns {string} */
 export const deviceOf = (widget) => widget.one('[data-control="device"]').value;
 
+/** What an answer is stored under. @param {string} key of the panel @param {Record<string, string>} request */
+export const answerKey = (key, { policy, at, device }) => [key, keyOf(policy, at), device].join("\n");
+
 /**
  * What shows one policy's HTML, as on the chosen device, which is requested when its tab is opened.
  * @param {Widget} widget
  * @param {string} key of the part, and of the message
  * @param {() => void} [placed] what is done when the answer is there
- * @returns {Panel & {fill: () => void, forget: (request: Record<string, string>) => void}}
+ * @returns {Panel}
  */
 export function onDemand(widget, key, placed = () => {}) {
   const { store } = widget;
   let requested = "";
   let there = "";
-
-  /** @param {Record<string, string>} request */
-  const nameOf = ({ policy, at, device }) => [key, keyOf(policy, at), device].join("\n");
 
   /** @param {string} what @param {string} html */
   function place(what, html) {
@@ -37,7 +37,7 @@ export function onDemand(widget, key, placed = () => {}) {
     fill() {
       const request = wanted();
       if (!request) return;
-      const what = nameOf(request);
+      const what = answerKey(key, request);
       const cached = store.answers.get(what);
       if (cached !== undefined) {
         if (there !== what) place(what, cached);
@@ -50,19 +50,14 @@ export function onDemand(widget, key, placed = () => {}) {
       }
       requested = cached === undefined ? what : "";
     },
-    /** There is another answer now. */
-    forget(request) {
-      store.answers.delete(nameOf(request));
-      requested = "";
-    },
     messages: {
       /** @param {any} message */
       [key]({ type: _, html, error, ...request }) {
-        const what = nameOf(request);
+        const what = answerKey(key, request);
         if (requested === what) requested = "";
         if (html !== undefined) store.answers.set(what, html);
         const now = wanted();
-        if (!now || nameOf(now) !== what) return;
+        if (!now || answerKey(key, now) !== what) return;
         place(what, html ?? "");
         if (error) widget.say(error, true);
       },

@@ -1,7 +1,23 @@
 // @ts-check
 /** @import { Model, View } from "./shared.js" */
 
-/** What the kernel renders, put in its places, with the keyboard left where it was. @param {(name: string) => HTMLElement} part */
+/** What tells an element from the others of its kind, so that it is found again. @param {HTMLElement} element */
+const markOf = ({ tagName, dataset: { k, policy, diff, at } }) => [tagName, k, policy, diff, at].join("\n");
+
+/** Replaces content, with the keyboard left where it was. @param {HTMLElement} target @param {string} html */
+function replace(target, html) {
+  const focused = target.contains(document.activeElement) ? document.activeElement?.closest("tr[data-k], button") : null;
+  target.innerHTML = html;
+  if (!(focused instanceof HTMLElement)) return;
+  const { k, policy, diff } = focused.dataset;
+  if ((k ?? policy ?? diff) === undefined) return;
+  const alike = /** @type {HTMLElement[]} */ ([...target.querySelectorAll(focused.tagName)]);
+  const same = alike.find((other) => markOf(other) === markOf(focused));
+  if (same?.tagName === "TR") same.tabIndex = 0;
+  same?.focus({ preventScroll: true });
+}
+
+/** What the kernel renders, put in its places. @param {(name: string) => HTMLElement} part */
 export function placing(part) {
   /** What stands in each of them, as it came. @type {Map<string, string>} */
   const placed = new Map();
@@ -9,19 +25,11 @@ export function placing(part) {
   /** Replaces a part's content. @param {string} name @param {string} html */
   function place(name, html) {
     const target = part(name);
-    const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
-    const again = focused && ["policy", "diff"].find((key) => focused.dataset[key] !== undefined);
     const height = target.offsetHeight;
     if (height) target.style.minHeight = `${height}px`;
-    target.innerHTML = html;
+    replace(target, html);
     target.style.minHeight = "";
     target.classList.remove("remat-stale");
-    if (again) {
-      const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
-        (/** @type {any} */ { dataset }) => dataset[again] === focused.dataset[again] && dataset.at === focused.dataset.at,
-      );
-      /** @type {HTMLElement | undefined} */ (same)?.focus();
-    }
   }
 
   /** Shows what comes with every view. @param {View} view */
@@ -37,14 +45,8 @@ export function placing(part) {
       if (stale || placed.get(name) === view.parts[name]) continue;
       // Never shorter than it was while it is open: what is below would jump at each toggle.
       if (height) target.style.minHeight = `${height}px`;
-      const focused = target.contains(document.activeElement) ? document.activeElement?.closest("tr") : null;
-      target.innerHTML = view.parts[name];
+      replace(target, view.parts[name]);
       placed.set(name, view.parts[name]);
-      if (focused?.dataset.k === undefined) continue;
-      // The keyboard goes on from the same row.
-      const row = [...target.querySelectorAll("tr")].find(({ dataset }) => dataset.k === focused.dataset.k);
-      if (row) row.tabIndex = 0;
-      row?.focus({ preventScroll: true });
     }
   }
 
@@ -62,7 +64,7 @@ export function placing(part) {
  */
 function copyOf(el, id) {
   const around = el.closest(".jp-OutputArea") ?? /** @type {Document | ShadowRoot} */ (el.getRootNode());
-  return around.querySelector(`.remat-static[data-twin="${CSS.escape(id)}"]`);
+  return around.querySelector(`.remat-static[data-copy="${CSS.escape(id)}"]`);
 }
 
 /** @param {HTMLElement} el what the widget stands in @param {string} id of its copy that is saved */
@@ -116,7 +118,7 @@ export function listen(model, then) {
 
 /** Raises where a page has models of another kind, which give nothing up. @param {Model} model */
 async function subscribe(model) {
-  const own = await model.widget_manager.get_model(model.get("_twin"));
+  const own = await model.widget_manager.get_model(model.get("_copy_id"));
   const nothing = { content: { data: {} } };
   if (await own._handle_comm_msg(nothing).then(() => true, () => false)) return;
   let handle = null; // of the most general kind of model

@@ -46,9 +46,7 @@
  * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
  * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
- * @property {() => void} [renew] another device is chosen
- * @property {() => void} [figured] more is known of what was tried for the chosen device
- * @property {(choice: {policy: string, at: string, device: string}) => void} [compiled] it was, for a device
+ * @property {() => void} [figured] another device is chosen, or more is known of what was tried for it
  * @property {() => void} [stop] the view of the widget is removed
  *
  * @typedef {object} Widget what the panels and the parts of the core share

@@ -15,8 +15,6 @@ export function panel(widget, key) {
   const tables = Object.entries(TABLES).map(([part, words]) => ({ part, words, state: tableState() }));
   /** @type {HTMLInputElement} */
   const find = widget.one("[data-find]");
-  /** @type {HTMLSelectElement} */
-  const group = widget.one('[data-control="group"]');
   /** The row that the keyboard comes to, of those that can be chosen. @type {HTMLElement | undefined} */
   let current;
 
@@ -30,14 +28,14 @@ export function panel(widget, key) {
     const line = linking.chosen ? "" : linking.picked;
     const focused = document.activeElement;
     for (const { part, words, state } of tables) {
-      [state.find, state.group] = [find.value, group.value];
+      state.find = find.value;
       const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[part] : undefined;
       const totals = arrange(widget.part(part), state, { line, other, ...words, again });
       const summary = widget.part(part).querySelector("[data-summary]");
       if (summary) summary.textContent = totals;
     }
     // What is folded and in use stays in sight.
-    for (const control of [find, group]) control.closest(".remat-field")?.classList.toggle("remat-used", control.value !== "");
+    find.closest(".remat-field")?.classList.toggle("remat-used", find.value !== "");
     for (const row of choosable()) {
       row.setAttribute("aria-selected", String(linking.chosen === row.dataset.k));
       row.dataset.lmSuppressShortcuts = "true";
@@ -77,7 +75,6 @@ export function panel(widget, key) {
     next.focus();
   }
 
-  group.addEventListener("change", again);
   find.addEventListener("input", again);
   own.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);

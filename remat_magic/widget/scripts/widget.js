@@ -80,7 +80,7 @@ function draw({ model, el }, makers) {
   widget.linking = linking(widget);
   widget.pinning = pinning(widget);
   const names = checkpointNames(widget);
-  const copied = staticCopy(el, model.get("_twin"));
+  const copied = staticCopy(el, model.get("_copy_id"));
   widget.panels.first = firstScreen(widget); // before those that may ask a kernel that is gone
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
   Object.assign(widget.panels, { policy: choiceList(widget, "policy"), at: choiceList(widget, "at"), folding: folding(widget) });
