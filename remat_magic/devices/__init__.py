@@ -13,8 +13,7 @@ import re
 from dataclasses import replace
 
 from remat_magic.devices.data_sheets import ACCELERATORS
-from remat_magic.devices.device import Device, Target, split_name
-from remat_magic.devices.this_machine import THIS_CPU, this_cpu
+from remat_magic.devices.device import THIS_CPU, Device, Target, split_name, this_cpu
 from remat_magic.errors import RematError
 from remat_magic.units import is_bytes, parse_bytes
 

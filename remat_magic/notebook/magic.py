@@ -182,7 +182,7 @@ class RematMagics(Magics):
         if options.policy is None and options.device is None:
             return options
         from remat_magic import policies
-        from remat_magic.notebook.inspection import named_device
+        from remat_magic.notebook.callee import named_device
 
         with one_sentence():
             named_device(options.device)
@@ -232,8 +232,7 @@ class RematMagics(Magics):
     def _found(self, callee: Callee, options: Options) -> Found:
         """A callee traced."""
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import with_shapes_for_donated
-        from remat_magic.notebook.inspection import traced
+        from remat_magic.notebook.callee import traced, with_shapes_for_donated
 
         callee, rebinding = self._rebinding(with_shapes_for_donated(callee), options)
         with _interruptible(), self.session.patience(f"Tracing {callee.name}…"):
@@ -242,7 +241,7 @@ class RematMagics(Magics):
     def _shown(self, found: Found, options: Options) -> Any:
         """From the trace to the widget."""
         __tracebackhide__ = True
-        from remat_magic.notebook.inspection import inspected
+        from remat_magic.notebook.callee import inspected
 
         callee, trace, rebinding = found
         if isinstance(rebinding, RematError):

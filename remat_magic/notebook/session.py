@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic.api import Trace
-    from remat_magic.notebook.inspection import Inspection
+    from remat_magic.notebook.callee import Inspection
     from remat_magic.notebook.line import Options
     from remat_magic.notebook.rebinding import Rebinding
     from remat_magic.widget import RematWidget
