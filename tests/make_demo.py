@@ -45,7 +45,7 @@ for widget in widgets:
     if live.device and live.fit is None:  # a page asks for it; the compiler's word differs where it is not installed
         live.show_fit(live.trace.fit(live.device, compile=False))
     widget._rendered.tell_figures()
-    widget._kept.publish(get_ipython(), widget._good, again=True)
+    widget._copy.publish(get_ipython(), widget._rendered, widget._good, again=True)
 """
 _LOOK_AHEAD = f"""\
 {_SETTLE}

@@ -232,7 +232,7 @@ def test_a_report_says_what_is_saved_the_largest_first(report, width):
     lines = text(whole, width).splitlines()
     assert len(lines) <= MOST_LINES
     start = lines.index("Saved for the backward pass")
-    largest = next(row for row in residual_rows(report) if row.kept)
+    largest = next(row for row in residual_rows(report) if row.saved)
     assert lines[start + 1].split()[:2] == rm.units.nbytes(largest.nbytes).split()
     assert "Forward jaxpr" not in "".join(lines)
 

@@ -59,7 +59,7 @@ def displayed(screen, trace, *args, **options):
     """A widget whose copy is there, and in step."""
     widget = RematWidget(trace, *args, **options)
     screen.after()
-    widget._kept.publish(screen, widget._good)
+    widget._copy.publish(screen, widget._rendered, widget._good)
     widget._publish(widget.report, 0, widget._rendered)
     look_ahead(widget)
     return widget
@@ -199,7 +199,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(screen):
     look_ahead(widget)
     assert len(screen.shown) == count
     assert (
-        fmt.nbytes(trace.report("none", device="TPU v5e").peak_bytes) in named._rendered.kept(named.report)["text/html"]
+        fmt.nbytes(trace.report("none", device="TPU v5e").peak_bytes) in named._rendered.copy(named.report)["text/html"]
     )
 
 
@@ -227,7 +227,7 @@ def test_what_is_kept_is_made_between_cells_and_not_on_the_main_thread(screen):
     async def session(monkeypatch):
         screen.before("one")
         widget = RematWidget(trace, "none", device="TPU v5e")
-        widget._kept.publish(screen, widget._good)
+        widget._copy.publish(screen, widget._rendered, widget._good)
         monkeypatch.setattr(rendered_module.html, "others_row", begins_a_cell)
         screen.threads.clear()
         screen.after()

@@ -311,7 +311,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
         tell(type=kind, policy="none", at=at, against="dots_saveable")
     tell(type="apply")
     sent = [*channel.sent, {"_frame": widget._frame, "_view": widget._view}]
-    kept = widget._rendered.kept(trace.report("none", at))
+    kept = widget._rendered.copy(trace.report("none", at))
     checked = 0
     for markup in (*markup_of(sent), kept["text/html"], trace.compare(device=slow)._repr_html_()):
         Page(markup)
@@ -487,7 +487,7 @@ def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_pa
     assert repr(name) in trace.edit(only, "function").diff()
     widget = RematWidget(trace)
     widget.policy = only
-    assert widget._rendered.kept(widget.report)
+    assert widget._rendered.copy(widget.report)
     assert widget._view
     widget.close()
 

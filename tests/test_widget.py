@@ -175,7 +175,7 @@ def test_choices_at_the_start():
     assert trace.asked == [("preview", "none", "layer:4")]  # and what nobody asked for is not traced
     assert (widget.report.policy, widget.report.at) == ("none", "layer:4")
     assert "After In[3]" in widget._frame
-    assert all("After In[3]" in text for text in widget._rendered.kept(widget.report).values())
+    assert all("After In[3]" in text for text in widget._rendered.copy(widget.report).values())
     assert repr(widget) == "RematWidget(loss, policy='none', at='layer:4')"
     with pytest.raises(RematError, match="'nonsense' is not a policy"):
         RematWidget(FakeTrace(), "nonsense")
@@ -381,7 +381,7 @@ def test_big_programs_are_not_laid_out_until_they_are_asked_for(browser, monkeyp
     forward, backward = (program_text.LiveProgram(3000, name) for name in ("forward", "backward"))
     trace.reports["none", "function"] = small(policy="none", forward=forward, backward=backward)
     widget = RematWidget(trace, "none")
-    kept = widget._rendered.kept(widget.report)
+    kept = widget._rendered.copy(widget.report)
     assert "6,000 equations are not kept in the notebook" in kept["text/html"]
     assert "Saved for the backward pass" in kept["text/plain"]
     assert not laid_out
