@@ -98,6 +98,8 @@ def test_of_what_fits_those_are_shown_that_one_would_take():
     assert "all 5 choices" in page
     assert "and 2 more" in views.changes_html(fit, live=False)
     assert re.findall('data-row="([^"]*)"', views.changes_html(fit_of(best, faster))) == ["best", "faster"]
+    by_hand = choice("by hand", 7 * GB, 0.01, at="batch in 6")
+    assert re.findall('data-row="([^"]*)"', views.changes_html(fit_of(by_hand, best))) == ["by hand", "best"]
     assert re.findall("^(?:best|hardly|clearly|doubtful)", str(fit).replace("  ", ""), re.M) == ["best", "clearly"]
     assert views.changes_html(fit_of(*(choice(f"c{n}", (22 + n) * GB, -n) for n in range(3)))).count("data-row") == 3
 

@@ -256,10 +256,14 @@ def _hardly_differ(one: FitChoice, other: FitChoice) -> bool:
     return same_time and abs(needed - its) < _HARDLY * max(needed, its)
 
 
+def asks_more(one: FitChoice, other: FitChoice) -> bool:
+    """Whether one choice asks more of the user than another: to write it by hand, or to give up arguments."""
+    return one.by_hand > other.by_hand or bool(one.donate and other.fits and not other.donate)
+
+
 def _beats(one: FitChoice, other: FitChoice) -> bool:
     """Whether one choice makes another needless; by XLA's word alone not what may need less."""
-    asks_more = one.by_hand > other.by_hand or (one.donate and other.fits and not other.donate)
-    if one is other or other.needed_bytes is None or asks_more:
+    if one is other or other.needed_bytes is None or asks_more(one, other):
         return False
     low = other.needed_low if one.compiled and not other.compiled else other.needed_bytes
     own, its = (_rank(one), one.needed_bytes or 0, one.cost), (_rank(other), low or 0, other.cost)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_magic.records import Fit, FitChoice, LiveKind, LiveValue, Note, Report, SourceSpan, Timeline
+from remat_magic.records.fit import asks_more
 from remat_magic.views import format as fmt
 from remat_magic.views.headline import notes_of
 
@@ -136,14 +137,15 @@ _CLEARLY_LESS, _CLEARLY_FASTER = 0.9, 0.05
 def shortlist(rows: Iterable[Offered]) -> list[Offered]:
     """What one would take: the best, each that needs clearly less, and of what may fit what takes clearly less time.
 
-    Beside 8.4 GB for 30% more time, 8.1 GB for 64% and what may fit for 29% are for the list of all choices. Of what
-    comes nearest all are given.
+    Beside 8.4 GB for 30% more time, 8.1 GB for 64% and what may fit for 29% are for the list of all choices. What asks
+    less of the user, such as an edit beside what is written by hand, is there too; of what comes nearest all are given.
     """
     short = list[Offered]()
     for row in rows:
         needed, extra, certain = row.choice.needed_bytes or 0, share(row.choice), row.choice.fits
-        less = all(needed < _CLEARLY_LESS * (other.choice.needed_bytes or 0) for other in short)
-        faster = all(extra < share(other.choice) - _CLEARLY_FASTER for other in short)
+        others = [other.choice for other in short if not asks_more(other.choice, row.choice)]
+        less = all(needed < _CLEARLY_LESS * (other.needed_bytes or 0) for other in others)
+        faster = all(extra < share(other) - _CLEARLY_FASTER for other in others)
         if less or certain is False or (certain is None and faster):
             short.append(row)
     return short
