@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 class Running(contextlib.AbstractContextManager["Running", bool]):
-    """What one cell runs in; ``trace`` makes of a call what is to be shown.
+    """The context that one cell runs in; ``trace`` gives the ``Found`` of a call, such as of ``loss(params, x)``.
 
     Where the cell ``imports`` something, JAX perhaps, that is not imported before. Where it ends in a loop or another
     block (``loops``), which may train, it is not begun unwatched.

@@ -69,7 +69,7 @@ class Session:
         self._cell_id = getattr(info, "cell_id", None)
 
     def post_run_cell(self, result: Any) -> None:
-        """A cell has ended; where memory was exhausted, say who tells what took it."""
+        """Remember a cell that has ended; where it ran out of memory, point to ``%remat``."""
         info = result.info
         if info is None or not info.store_history or _AGAIN.fullmatch(info.raw_cell):
             return
@@ -92,7 +92,7 @@ class Session:
             print(text(record)) if as_text else display(record)  # noqa: T201
 
     def remember(self, trace: Trace) -> None:
-        """Keep what completion can offer next time."""
+        """Take over what completion offers: names, places, gradients and policies of the function."""
         keyed = {"at": trace.sites, "gradient": trace.gradients, "policy": trace.choices()}
         self.offered = {"names": trace.names} | {name: tuple(one.key for one in keyed[name]) for name in keyed}
 

@@ -27,12 +27,12 @@ def verdict(choice: FitChoice, capacity: int) -> tuple[str, str]:
 
 
 def memory(fit: Fit) -> str:
-    """What it is to fit: ``TPU v5e, 16.9 GB``."""
+    """The memory that is to suffice: ``TPU v5e, 16.9 GB``."""
     return f"{fit.device}, {fmt.nbytes(fit.capacity_bytes)}" if fit.device else fmt.nbytes(fit.capacity_bytes)
 
 
 def heading(fit: Fit) -> tuple[str, str]:
-    """What is inspected: the name of the step or function, and what more is to be said of it."""
+    """The name of the step or function, and its gradient and policy: ``train_step``, ``gradient of loss``."""
     report, step = fit.report, fit.timeline.step if fit.timeline else ""
     name = step or fit.function or "the function"
     if report is None:

@@ -208,7 +208,7 @@ _COLUMNS: tuple[_Column, ...] = (
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What the rows do not tell."""
+    """Notes below a comparison: the device, whose figures these are, and what was not tried."""
     rows, device = comparison.rows, comparison.device
     front = "◆: no other policy in this table has both less memory and less to add."
     said = [front] if any(row.pareto for row in rows) else []

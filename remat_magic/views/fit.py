@@ -287,7 +287,7 @@ def _nearest(edit: Edit) -> str:
 
 
 def compilers_remarks(measured: Measurement) -> str:
-    """What else is to be said of a compiled program, in sentences."""
+    """Remarks on a compiled program, such as that XLA computes 3 instructions again by itself."""
     again = measured.rematerialized or 0
     itself = f"XLA computes {fmt.count(again, 'instruction')} again by itself." if again else ""
     alone = measured.devices_there > 1 and measured.devices == 1

@@ -484,7 +484,7 @@ def _line(layer: Layer, home: Home | None, live: bool) -> str:
 
 
 def _lookup(timeline: Timeline, found: Sequence[Layer], shown: Sequence[int], axis: _Axis, said: str) -> str:
-    """The attribute that a script reads what is live in each column from."""
+    """The attribute ``data-time``: for the script, the bytes of each layer in each column of the picture."""
 
     def changes(values: Sequence[Any]) -> list[tuple[int, Any]]:
         """The columns from which on something else is so."""

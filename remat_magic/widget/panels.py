@@ -36,7 +36,7 @@ class Request:
     content: Mapping[str, Any]
 
     def text(self, name: str, default: str = "") -> str:
-        """What is said under a name, as text."""
+        """The text of an entry, such as ``"device"``; the default where there is none."""
         value = self.content.get(name)
         return default if value is None else str(value)
 

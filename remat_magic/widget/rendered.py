@@ -26,7 +26,7 @@ MOST_BYTES = 60_000
 
 
 def today() -> date:
-    """The day on which something is kept, by the clock of this machine."""
+    """The date that a saved copy names, by the clock of this machine."""
     return date.today()
 
 

@@ -417,7 +417,7 @@ class RematWidget(Channel):
         return not is_current
 
     def _is_disturbed(self) -> bool:
-        """Whether what nobody waits for is to wait itself."""
+        """Whether work in the background is to wait: a cell runs, or the widget is closed."""
         return self._live.closed or (self._idle is not None and self._idle.busy)
 
     # What is sent.
