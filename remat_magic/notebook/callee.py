@@ -220,30 +220,14 @@ def _spread(callee: Callee) -> Callee:
 
 
 def _notes_of_wrappers(fun: Any) -> Iterator[str]:
-    """What the reader must know about a wrapper that is traced as it is."""
-    name = name_of(fun)
+    """The note that a function is itself a derivative, where one is below wrappers: ``jax.vmap(jax.grad(f))``."""
     for layer in layers(fun):
         if gradient_in(layer) is not None or is_forward_derivative(layer):
+            name = name_of(fun)
             yield f"`{name}` is itself a derivative: what is shown is what differentiating it once more saves."
             return
-        if not hasattr(layer, "__wrapped__"):
-            return
-        if not _computes_what_it_wraps(layer):
-            yield (
-                f"`{name}` is traced together with a wrapper that remat_magic does not know; if that takes a gradient, "
-                "inspect the function inside it instead."
-            )
-            return
-
-
-def _computes_what_it_wraps(layer: Any) -> bool:
-    """JAX's own wrappers do, derivatives aside, and so do the decorators of libraries.
-
-    Objects of other libraries are not taken for granted: equinox's gradients are such.
-    """
-    if not isinstance(layer, types.FunctionType):
-        return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or libraries.is_jitted(layer)
-    return not is_user_file(layer.__code__.co_filename)
+        if isinstance(layer, types.FunctionType) and is_user_file(layer.__code__.co_filename):
+            return  # what a wrapper of the user's own does with what it wraps shows in its trace
 
 
 # ----------------------------------------------------------------------------------------------- what a function is for
