@@ -79,7 +79,7 @@ def copy_html(
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
     head = f'<div class="remat-title">{escape(title)}</div>' if title else ""
-    head += f"{copy}{_head(report, answer, step)}"
+    head += f"{copy}{_head(report, answer, step, _LONGEST)}"
     programs, page = _jaxprs(report, _COPY_LINES), ""
     for rows in _MOST_ROWS:
         values, rest = residuals_html(report, folded=True, most=rows), _others(others, rows)
@@ -101,12 +101,13 @@ def _unfolded(report: Report, most_lines: float) -> str:
     )
 
 
-def _head(report: Report, answer: str = "", step: str = "") -> str:
-    """What is inspected, whether it fits or what is saved, and the choice; without code and notes too long to keep."""
-    shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
-    short = replace(report, label=fmt.truncate(report.label, _LABEL), notes=report.notes[:shown])
+def _head(report: Report, answer: str = "", step: str = "", longest: float = inf) -> str:
+    """What is inspected, whether it fits or what is saved, and the choice; no longer code or notes than ``longest``."""
+    shown = sum(size <= longest for size in accumulate(len(escape(note).encode()) for note in report.notes))
+    label = report.label if longest == inf else fmt.truncate(report.label, _LABEL)
+    short = replace(report, label=label, notes=report.notes[:shown])
     code = f'<div class="remat-code"><code>{escape(report.code)}</code></div>' if report.code else ""
-    if len(escape(report.code).encode()) > _LONGEST:
+    if len(escape(report.code).encode()) > longest:
         code = '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
     answer = answer or f'<div class="remat-verdict">{saves_html(report)}</div>{peak_bar_html(report)}'
     line = "; ".join(filter(None, line_html(report)))
