@@ -382,12 +382,26 @@ class Trace:
 
     @property
     def step(self) -> StepMemory | None:
-        """What the training step that takes the gradient holds at its peak, as it is written, by estimate in bytes.
+        """What the training step that takes the gradient holds at its peak, as it is written; see ``step_under``."""
+        return self.facts.under().step()
+
+    def step_under(
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
+    ) -> StepMemory | None:
+        """What the whole training step holds at the peak of its memory under a policy, by estimate, in bytes.
 
         None where the trace is of a function itself, and where the step is not known: the gradient writes to
         references, is differentiated itself, or is part of another one, and ``notes`` say which.
+
+        Raises:
+            RematError: as ``report``, or a gradient of the step has no backward half.
         """
-        return self.facts.under().step()
+        return self.facts.under(policy, at, namespace).step(_device(device))
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
@@ -419,8 +433,6 @@ class Trace:
         """
         variant = self.facts.under(policy, at, namespace)
         return variant.engine.function(variant.selection, of)
-
-    # ------------------------------------------------------------------------------------------------------- comparing
 
     def compare(
         self,
@@ -468,8 +480,6 @@ class Trace:
         from remat_magic.planning.places import places
 
         return places(self.facts, device, most)
-
-    # --------------------------------------------------------------------------------------------------------- fitting
 
     def fit(self, device_or_bytes: str | float | Device | None = None, compile: bool = True) -> Fit:  # noqa: A002
         """Whether the function fits a device as it is written, and what would make it fit.
@@ -534,8 +544,6 @@ class Trace:
         from remat_magic.planning.fit import fit_choice
 
         return fit_choice(self.facts, self.facts.under(policy, at, namespace), device_or_bytes)
-
-    # -------------------------------------------------------------------------------------------------------- planning
 
     def plan(
         self,

@@ -351,7 +351,7 @@ def test_a_step_that_asks_for_shapes_first_is_known(asked):
     assert trace.signature == without.signature
     assert [(gradient.key, gradient.times) for gradient in trace.gradients] == [("loss", 2)]
     for policy in ("as_written", "nothing_saveable"):
-        assert trace.facts.under(policy).step().peak_bytes == without.facts.under(policy).step().peak_bytes
+        assert trace.step_under(policy).peak_bytes == without.step_under(policy).peak_bytes
         assert trace.report(policy).saved_bytes == without.report(policy).saved_bytes
     assert compute_the_same(trace.function("nothing_saveable"), step, *arguments())
 
@@ -479,7 +479,7 @@ def test_the_memory_of_a_step_is_what_xla_takes(donated):
     state = (params, params)
     trace = rm.trace(jax.jit(with_momentum, donate_argnums=donated), state, tuple(batch))
     for policy in ("as_written", "nothing_saveable", "save_only_these_names('hidden')"):
-        memory = trace.facts.under(policy).step()
+        memory = trace.step_under(policy)
         under = trace.function(policy)
         measured = xla_bytes(lambda state, batch, under=under: under(state, batch), donated, state, tuple(batch))
         assert memory.peak_bytes == pytest.approx(measured, rel=0.25)
@@ -494,7 +494,7 @@ def test_the_memory_of_a_step_is_what_xla_takes(donated):
         assert memory.batch_bytes == 2 * 512 * 64 * 4
         if not donated:
             assert memory.parameter_bytes == memory.optimizer_bytes == 3 * 64 * 64 * 4
-    assert trace.facts.under("none").step().saved_bytes > trace.step.saved_bytes
+    assert trace.step_under("none").saved_bytes > trace.step.saved_bytes
 
 
 @jax.tree_util.register_dataclass
