@@ -583,8 +583,8 @@ def _buffers_table(caption: str, kind: str, buffers: Iterable[_Buffer]) -> Table
     The ``caption`` stands above, ``kind`` is the head of the column of kinds.
     """
     groups: dict[tuple[str, str, str, SourceSpan | None, SourceSpan | None], list[int]] = {}
-    for nbytes, *like in buffers:
-        groups.setdefault(tuple(like), []).append(nbytes)
+    for nbytes, type_, kind_, what, source, library in buffers:
+        groups.setdefault((type_, kind_, what, source, library), []).append(nbytes)
     rows = sorted(groups.items(), key=lambda row: -sum(row[1]))
     body = list[Row]()
     for (type_, kind_, what, source, library), sizes in rows[:TOP_ROWS]:
