@@ -607,7 +607,7 @@ class Trace:
 
         facts = self.facts.under("none", at).facts if isinstance(at, str) else self.facts
         budgets = (of, budget), ("saved", saved), ("peak", peak)
-        request = Request.asked(facts, at, budgets, cost, device, offload, gap)
+        request = Request.of_options(facts, at, budgets, cost, device, offload, gap)
         ask = compiler_of(facts, device) if compile and request.of == "peak" else None
         return plan(facts, request, at, ask)
 

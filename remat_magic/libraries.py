@@ -158,6 +158,15 @@ def applied_parameters(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     return names[len(given) - number :]
 
 
+CHECKPOINTS = {
+    "equinox": ("eqx", "import equinox as eqx", "filter_checkpoint"),
+    "flax.linen": ("nn", "import flax.linen as nn", "remat"),
+    "flax.nnx": ("nnx", "from flax import nnx", "remat"),
+    "haiku": ("hk", "import haiku as hk", "remat"),
+}
+"""By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint."""
+
+
 def checkpoints() -> list[Any]:
     """``jax.checkpoint`` by all its names, and what libraries have in its place."""
     own = (("jax", "checkpoint"), ("jax", "remat"), ("jax.ad_checkpoint", "checkpoint"))
@@ -276,14 +285,11 @@ def written_class(cls: type) -> type:
     return cls
 
 
-_WITH_MODULES = ("flax.linen", "flax.nnx", "equinox", "haiku")
-
-
 def module_kind(cls: type) -> str:
     """Whose module a class is: ``"flax.linen"``, ``"flax.nnx"``, ``"equinox"``, ``"haiku"``, or empty for none."""
     for base in cls.__mro__[:-1]:
         if base.__name__ == "Module":
-            for library in _WITH_MODULES:
+            for library in CHECKPOINTS:
                 if f"{base.__module__}.".startswith(f"{library}."):
                     return library
     return ""

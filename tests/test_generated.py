@@ -196,7 +196,9 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
         *(("sites",) if trace.engine.primal.table.sites else ()),
         *(site.key for site in trace.engine.primal.possible.sites),
     ]
-    places += [f"{key}/{size}" for key in trace.engine.primal.possible.loops for size in (2, 3)]
+    places += [
+        f"{key}/{size}" for key, place in trace.engine.primal.possible.places.items() if place.loop for size in (2, 3)
+    ]
     at = data.draw(st.sampled_from(places))
     applied = output_of(program, trace.function(POLICIES.get(policy, policy), at))
 

@@ -17,8 +17,8 @@ from remat_magic import _jax, units
 from remat_magic.engine import retrace
 from remat_magic.facts.times import times
 from remat_magic.planning import solver
-from remat_magic.planning.graph import Graph, kept_copies
-from remat_magic.planning.planner import objective, planner
+from remat_magic.planning.graph import Graph, saved_copies
+from remat_magic.planning.search import objective, planner
 from remat_magic.planning.solver import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import format as fmt
@@ -198,12 +198,13 @@ def test_the_solver_finds_the_best_of_all_choices(graph, grouped):
 @pytest.mark.parametrize("blocks", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_unrolled_layers_of_gpt_2_are_within_a_hundredth(blocks):
     fun, args = models.transformer(blocks)
-    found = planner(rm.trace(fun, *args).facts, "function")
+    trace = rm.trace(fun, *args)
+    found, most = planner(trace.facts, "function"), trace.report("none", "function").saved_bytes
     least = found.graph.predict(())[0]
     for part in (0.1, 0.2, 0.5):
-        solution = found.problem().solve(int(least + part * (found.most - least)))
+        solution = found.problem().solve(int(least + part * (most - least)))
         assert solution.cost - solution.bound <= 0.01 * solution.cost
-        assert solution.saved_bytes <= least + part * (found.most - least)
+        assert solution.saved_bytes <= least + part * (most - least)
 
 
 def test_a_search_ends_after_some_nodes_or_a_time(monkeypatch):
@@ -615,7 +616,7 @@ def test_what_stays_the_same_in_a_loop_is_saved_once():
 
     parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).engine.dissect("function")
     found: dict[str, set[int]] = {}
-    for name, copies in kept_copies(parts.naming).items():
+    for name, copies in saved_copies(parts.naming).items():
         value = parts.naming.values[name]
         found.setdefault(_jax.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(copies)
     assert found["tanh"] == {3 * 2}

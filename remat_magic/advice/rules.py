@@ -33,7 +33,7 @@ from remat_magic.jaxprs.walk import Maker, last_reads, makers, walk
 from remat_magic.parsing import parse_source
 from remat_magic.planning.fit import what_of
 from remat_magic.planning.places import searched
-from remat_magic.planning.planner import Planner, planner, saved_by
+from remat_magic.planning.search import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key
 from remat_magic.records import Advice, FitChoice, Listed, PlannedValue, RematError, Report, SourceSpan
 from remat_magic.records.fit import by_hand, microbatches_in

@@ -15,9 +15,8 @@ from jax import ad_checkpoint
 
 from remat_magic import libraries
 from remat_magic.editing.names import NameOption, body_start, suggested
-from remat_magic.editing.retracing import NewWrapper
 from remat_magic.editing.source import Function, ParsedText, TextChanges, first_line, literal, names_call
-from remat_magic.editing.user_code import PARTIAL, Application, UserCode
+from remat_magic.editing.user_code import PARTIAL, Application, NewWrapper, UserCode
 from remat_magic.engine.calls import called_from
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import Identity
@@ -26,13 +25,6 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_expression, parse_python
 from remat_magic.policies import Key
 from remat_magic.records import EditedName, FileEdit, Plan, RematError, Site
-
-# By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
-CHECKPOINTS = {
-    "equinox": ("eqx", "import equinox as eqx", "filter_checkpoint"),
-    "flax.nnx": ("nnx", "from flax import nnx", "remat"),
-    "flax.linen": ("nn", "import flax.linen as nn", "remat"),
-}
 
 
 class _Imports:
@@ -51,10 +43,7 @@ class _Imports:
     def _name(self, thing: Any, usual: str, line: str) -> str:
         """The name of something, an import of it added where it has none.
 
-        Args:
-            thing: the object.
-            usual: what it is usually called.
-            line: the import that binds it to that name.
+        ``usual`` is what it is usually called, ``line`` the import that binds it to that name.
         """
         if usual not in self._chosen:
             bound = {name for name, value in self._namespace.items() if value is thing} - self._local
@@ -81,7 +70,7 @@ class _Imports:
         """What a library has for ``jax.checkpoint``; JAX's own where that is empty."""
         if not library:
             return f"{self.jax()}.checkpoint"
-        usual, line, function = CHECKPOINTS[library]
+        usual, line, function = libraries.CHECKPOINTS[library]
         return f"{self._name(sys.modules[library], usual, line)}.{function}"
 
     def partial(self) -> str:
@@ -90,6 +79,10 @@ class _Imports:
         if namespace.get("functools") is functools and namespace.get("partial") is not partial:
             return "functools.partial"
         return self._name(partial, "partial", "from functools import partial")
+
+
+_PolicyText = Callable[[ParsedText, int], str]
+"""The text of a policy in a text, on a line of it."""
 
 
 class EditedTexts:
@@ -104,6 +97,7 @@ class EditedTexts:
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = {*facts.engine.names}
         self.wrappers: list[NewWrapper] = []
+        self._policies: dict[Application, tuple[str, tuple[str, ...]]] = {}  # by where they were written
 
     def of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
         """The changes of a text, and its imports."""
@@ -142,6 +136,117 @@ class EditedTexts:
             changes.add_first(body, body_start(node), line)
         return EditedName(name, nameable.variable, text.span(node), len(option.values))
 
+    def write_policy(
+        self,
+        plan: Plan,
+        names: tuple[str, ...],
+        sites: tuple[Site, ...],
+        places: Mapping[str, Sequence[Application]],
+        insertion: Insertion,
+    ) -> None:
+        """Write a plan's policy.
+
+        Args:
+            plan: the plan.
+            names: what it saves by name, where it is no policy of JAX.
+            sites: the checkpoint sites that it is for; none: a new checkpoint is written.
+            places: where the source applies the checkpoint of each site, by its key.
+            insertion: how a new checkpoint is written.
+        """
+        takes_off = plan.policy == "none" and not plan.names
+        factory = "" if plan.names or takes_off else _code_of(plan.policy)
+
+        def policy(text: ParsedText, line: int) -> str:
+            _, imports = self.of(text)
+            start = f"{imports.jax()}.checkpoint_policies"
+            if not names:
+                return factory.replace(_POLICIES, f"{start}.") or f"{start}.nothing_saveable"
+            return names_call(f"{start}.save_only_these_names", names, text.indent(line))
+
+        for site in sites:
+            if not places.get(site.key):
+                raise RematError(
+                    f"the jax.checkpoint of {site.function} cannot be found in source text of yours: a library applies "
+                    "it, it is haiku's, or it is passed on under another name, so give it the policy by hand."
+                )
+        for place in {id(place): place for site in sites for place in places[site.key]}.values():
+            if place in self._policies:
+                if self._policies[place] != (plan.policy, names):
+                    of = ", ".join(key for key, own in places.items() if place in own)
+                    raise RematError(
+                        f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoints of {of} "
+                        "together: choose one policy for them."
+                    )
+                continue
+            self._policies[place] = plan.policy, names
+            if takes_off:
+                self._take_off(place)
+            else:
+                self._set(place, policy)
+        if sites or takes_off:
+            return
+        for text, call in insertion.calls:
+            self._checkpoint_call(text, call, policy, insertion)
+        for text, definition in insertion.definitions:
+            self._checkpoint(text, definition, policy, insertion.library, insertion.options)
+
+    def _set(self, place: Application, policy: _PolicyText) -> None:
+        """Give a checkpoint another policy."""
+        text = place.text
+        changes, imports = self.of(text)
+        partial = "" if isinstance(place.node, ast.Call) else imports.partial()
+        written = policy(text, place.node.lineno)
+        place.set_policy(changes, written, partial)
+        self.wrappers.append(NewWrapper(text, place.maker(parse_expression(written)), place))
+
+    def _take_off(self, place: Application) -> None:
+        text, node = place.text, place.node
+        changes, _ = self.of(text)
+        (first, column), (last, end) = text.start(node), text.end(node)
+        alone = text.lines[first - 1][:column].strip() == "@" and not text.lines[last - 1][end:].strip()
+        if place.is_of_linen:
+            raise RematError(
+                f"without the checkpoint at line {first} of {text.place} flax would call parameters otherwise: take it "
+                "off by hand."
+            )
+        if node in getattr(place.inner, "decorator_list", []) and alone:
+            changes.delete_lines(first, last)
+        elif place.whole is not None and isinstance(place.inner, ast.expr):
+            inner = text.segment(place.inner)
+            is_part = isinstance(text.parents.get(id(place.whole)), ast.Call | ast.Attribute)
+            bare = isinstance(place.inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+            changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
+        else:
+            raise RematError(f"line {first} of {text.place} does more than apply one checkpoint: take it off by hand.")
+        self.wrappers.append(NewWrapper(text, None, place))
+
+    def _checkpoint(
+        self, text: ParsedText, node: Function, policy: _PolicyText, library: str, further_options: str
+    ) -> None:
+        """Put a new checkpoint on a definition, or around a lambda."""
+        changes, imports = self.of(text)
+        checkpoint = imports.checkpoint(library)
+        options = f"{_option(policy(text, node.lineno))}{further_options}"
+        if isinstance(node, ast.Lambda):
+            changes.wrap(node, f"{checkpoint}(", f"{options})")
+        else:
+            decorator = f"{imports.partial()}({checkpoint}{options})" if options else checkpoint
+            changes.decorate(node, f"@{decorator}", above=library == "flax.linen")
+        maker = parse_expression(f"{PARTIAL}({checkpoint}{options})")
+        self.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
+
+    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, insertion: Insertion) -> None:
+        """Put a new checkpoint around what is called."""
+        changes, imports = self.of(text)
+        start = f"{imports.checkpoint(insertion.library)}("
+        end = f"{_option(policy(text, call.lineno))}{insertion.options})"
+        bound = [text.segment(keyword) for keyword in call.keywords] if insertion.bind else []
+        if bound:
+            changes.drop_keywords(call)
+            changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
+        else:
+            changes.wrap(call.func, start, end)
+
 
 _POLICIES = "jax.checkpoint_policies."
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
@@ -167,11 +272,7 @@ class Insertion:
 
 
 def insertions_of_function(code: UserCode, engine: Engine) -> list[Insertion]:
-    """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses.
-
-    Raises:
-        RematError: it is not the user's.
-    """
+    """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses."""
     definition = code.definition(engine.differentiated_inside)
     if definition is None:
         raise RematError(
@@ -211,7 +312,7 @@ def insertions_at(code: UserCode, engine: Engine, at: str) -> list[Insertion]:
         return []
     callee = place.callee
     # A checkpoint of linen's that is given the module is not written around a function that only calls modules.
-    library = callee.library if callee.library in CHECKPOINTS and not callee.within else ""
+    library = callee.library if callee.library in libraries.CHECKPOINTS and not callee.within else ""
     static, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
     insertions: list[Insertion] = []
     if (definitions := _definitions(code, callee.who)) and library == "equinox":
@@ -266,147 +367,13 @@ def _calls(code: UserCode, engine: Engine, who: Identity) -> Iterator[tuple[Pars
                 yield text, node
 
 
-_PolicyText = Callable[[ParsedText, int], str]
-"""The text of a policy in a text, on a line of it."""
-
-
-class Checkpoints:
-    """Writes policies into texts."""
-
-    def __init__(self, texts: EditedTexts) -> None:
-        self._texts = texts
-        self._written: dict[Application, tuple[str, tuple[str, ...]]] = {}  # by where
-
-    def write(
-        self,
-        plan: Plan,
-        names: tuple[str, ...],
-        sites: tuple[Site, ...],
-        places: Mapping[str, Sequence[Application]],
-        insertion: Insertion,
-    ) -> None:
-        """Write a plan's policy.
-
-        Args:
-            plan: the plan.
-            names: what it saves by name, where it is no policy of JAX.
-            sites: the checkpoint sites that it is for; none: a new checkpoint is written.
-            places: where the source applies the checkpoint of each site, by its key.
-            insertion: how a new checkpoint is written.
-
-        Raises:
-            RematError: the place is not in the user's text, or the policy is the user's own.
-        """
-        takes_off = plan.policy == "none" and not plan.names
-        factory = "" if plan.names or takes_off else _code_of(plan.policy)
-
-        def policy(text: ParsedText, line: int) -> str:
-            _, imports = self._texts.of(text)
-            start = f"{imports.jax()}.checkpoint_policies"
-            if not names:
-                return factory.replace(_POLICIES, f"{start}.") or f"{start}.nothing_saveable"
-            return names_call(f"{start}.save_only_these_names", names, text.indent(line))
-
-        for site in sites:
-            if not places.get(site.key):
-                raise RematError(
-                    f"the jax.checkpoint of {site.function} cannot be found in source text of yours: a library applies "
-                    "it, it is haiku's, or it is passed on under another name, so give it the policy by hand."
-                )
-        for place in {id(place): place for site in sites for place in places[site.key]}.values():
-            if place in self._written:
-                if self._written[place] != (plan.policy, names):
-                    of = ", ".join(key for key, own in places.items() if place in own)
-                    raise RematError(
-                        f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoints of {of} "
-                        "together: choose one policy for them."
-                    )
-                continue
-            self._written[place] = plan.policy, names
-            if takes_off:
-                self._take_off(place)
-            else:
-                self._set(place, policy)
-        if sites or takes_off:
-            return
-        for text, call in insertion.calls:
-            self._checkpoint_call(text, call, policy, insertion)
-        for text, definition in insertion.definitions:
-            self._checkpoint(text, definition, policy, insertion.library, insertion.options)
-
-    def _set(self, place: Application, policy: _PolicyText) -> None:
-        """Give a checkpoint another policy."""
-        node, text = place.node, place.text
-        changes, imports = self._texts.of(text)
-        if isinstance(node, ast.Call):
-            written = policy(text, node.lineno)
-            changes.set_keyword(node, "policy", written)
-        else:
-            partial = imports.partial()
-            written = policy(text, node.lineno)
-            changes.wrap(node, f"{partial}(", f", policy={written})")
-        self._texts.wrappers.append(NewWrapper(text, place.maker(parse_expression(written)), place))
-
-    def _take_off(self, place: Application) -> None:
-        text, node = place.text, place.node
-        changes, _ = self._texts.of(text)
-        (first, column), (last, end) = text.start(node), text.end(node)
-        alone = text.lines[first - 1][:column].strip() == "@" and not text.lines[last - 1][end:].strip()
-        if place.is_of_linen:
-            raise RematError(
-                f"without the checkpoint at line {first} of {text.place} flax would call parameters otherwise: take it "
-                "off by hand."
-            )
-        if node in getattr(place.inner, "decorator_list", []) and alone:
-            changes.delete_lines(first, last)
-        elif place.whole is not None and isinstance(place.inner, ast.expr):
-            inner = text.segment(place.inner)
-            is_part = isinstance(text.parents.get(id(place.whole)), ast.Call | ast.Attribute)
-            bare = isinstance(place.inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-            changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
-        else:
-            raise RematError(f"line {first} of {text.place} does more than apply one checkpoint: take it off by hand.")
-        self._texts.wrappers.append(NewWrapper(text, None, place))
-
-    def _checkpoint(
-        self, text: ParsedText, node: Function, policy: _PolicyText, library: str, further_options: str
-    ) -> None:
-        """Put a new checkpoint on a definition, or around a lambda."""
-        changes, imports = self._texts.of(text)
-        checkpoint = imports.checkpoint(library)
-        options = f"{_option(policy(text, node.lineno))}{further_options}"
-        if isinstance(node, ast.Lambda):
-            changes.wrap(node, f"{checkpoint}(", f"{options})")
-        else:
-            decorator = f"{imports.partial()}({checkpoint}{options})" if options else checkpoint
-            changes.decorate(node, f"@{decorator}", above=library == "flax.linen")
-        maker = parse_expression(f"{PARTIAL}({checkpoint}{options})")
-        self._texts.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
-
-    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, insertion: Insertion) -> None:
-        """Put a new checkpoint around what is called."""
-        changes, imports = self._texts.of(text)
-        start = f"{imports.checkpoint(insertion.library)}("
-        end = f"{_option(policy(text, call.lineno))}{insertion.options})"
-        bound = [text.segment(keyword) for keyword in call.keywords] if insertion.bind else []
-        if bound:
-            changes.drop_keywords(call)
-            changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
-        else:
-            changes.wrap(call.func, start, end)
-
-
 def _option(policy: str) -> str:
     """How a new checkpoint is given a policy; one that saves nothing is ``jax.checkpoint``'s own."""
     return "" if policy.endswith(".checkpoint_policies.nothing_saveable") else f", policy={policy}"
 
 
 def _code_of(policy: str) -> str:
-    """The expression for a policy of JAX's that a report was given of, so that its names are those of the program.
-
-    Raises:
-        RematError: it is the user's own, or holds one.
-    """
+    """The expression for a policy of JAX's that a report was given of, so that its names are those of the program."""
     try:
         key = Key.parse(policy)
     except RematError:  # what a policy of the user's is called need be no expression: <lambda>

@@ -18,10 +18,9 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.devices import Device
-from remat_magic.editing.checkpoints import Checkpoints, EditedTexts, Insertion, insertions_at, insertions_of_function
+from remat_magic.editing.checkpoints import EditedTexts, Insertion, insertions_at, insertions_of_function
 from remat_magic.editing.names import (
     PROBE,
-    ChosenNames,
     NameOption,
     Skeleton,
     choose,
@@ -31,12 +30,11 @@ from remat_magic.editing.names import (
     probe,
     probed,
 )
-from remat_magic.editing.retracing import Retraces, differences
 from remat_magic.editing.source import ParsedText, parsed_text
-from remat_magic.editing.user_code import PARTIAL, Application, UserCode
+from remat_magic.editing.user_code import PARTIAL, Application, UserCode, applications_of, differences, traced
 from remat_magic.engine.donation import Donation, is_jit, jits
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.selection import option_of, policy_of_each
+from remat_magic.engine.retrace import option_of, policy_of_each
 from remat_magic.engine.signature import function_name
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.engine.vmaps import parts_in
@@ -47,8 +45,7 @@ from remat_magic.jaxprs.rewriting import is_given
 from remat_magic.parsing import parse_expression, parse_source
 from remat_magic.planning.places import whole_function
 from remat_magic.planning.plan import plan as plan_for
-from remat_magic.planning.planner import planner
-from remat_magic.planning.search import Request, best_of_groups
+from remat_magic.planning.search import Request, as_plan, best_of_groups, planner
 from remat_magic.policies import MIXED
 from remat_magic.records import (
     Edit,
@@ -56,7 +53,6 @@ from remat_magic.records import (
     Plan,
     PlannedValue,
     RematError,
-    Report,
     Site,
 )
 from remat_magic.records.fit import by_hand, microbatches_in
@@ -89,15 +85,7 @@ def _peak_device(plan: Plan) -> Device | None:
     return devices.get(plan.peak_device) if plan.peak_device else None
 
 
-def _plan_of(report: Report, instead: Plan | None = None) -> Plan:
-    """A report as a plan, held to the budget of the plan that it stands for."""
-    plan = Plan(
-        report.function, report.at, report.policy, 0, report.saved_bytes, report.recomputed_flops, 0, code=report.code
-    )
-    return plan if instead is None else _held_to(plan, instead)
-
-
-def _held_to(plan: Plan, other: Plan) -> Plan:
+def _within_budget_of(plan: Plan, other: Plan) -> Plan:
     """A plan within another one's budget, which is of that one's kind and on its device."""
     return replace(
         plan, budget_bytes=other.budget_bytes, of=other.of, peak_device=other.peak_device, status=other.status
@@ -113,11 +101,10 @@ class _Editor:
     def __init__(self, facts: Facts, *, partly: bool = True) -> None:
         self._facts, self._engine, self._partly = facts, facts.engine, partly
         self._code = UserCode.of(self._engine)
-        self._retraces = Retraces(facts, self._code)
         self._donation: Donation | None = None  # what is donated besides
 
     def plan_of(self, choice: Any, at: Any) -> Plan:
-        """What is asked for as a plan."""
+        """A choice, such as a policy's key, as a plan."""
         if isinstance(choice, FitChoice):
             self._donation = self._engine.donation if choice.donate else None
             choice, at = choice.chosen
@@ -128,7 +115,11 @@ class _Editor:
             return choice
         if not isinstance(choice, str) and not callable(choice):
             raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        return _plan_of(self._facts.under(choice, at).known_report)
+        return self._plan_under(choice, at)
+
+    def _plan_under(self, policy: Any, at: Any) -> Plan:
+        """What a policy comes to at a place, as a plan."""
+        return as_plan(self._facts, Request(0), self._facts.under(policy, at).known_report)
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
@@ -167,7 +158,7 @@ class _Editor:
                 "anew with trace.plan()."
             )
         trees, places = probed(self._code)
-        facts = self._retraces.of(trees, {PROBE: probe}, read=lambda facts: facts)
+        facts = traced(self._code, trees, {PROBE: probe}, read=lambda facts: facts)
         with_places = facts.engine.placed(plan.at)
         program = Skeleton.of(naming.closed, self._within(self._facts, plan.at), is_given)
         with_probes = Skeleton.of(with_places, self._within(facts, plan.at), is_probe)
@@ -177,8 +168,9 @@ class _Editor:
                 "of it can be verified: take out what depends on chance or on earlier calls."
             )
         options = name_options(with_probes, places)
-        chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
-        missing = set(chosen.missing)
+        chosen, missing = choose(
+            [value for planned in plan.names for value in program.names.get(planned.key, {})], options
+        )
         why = [
             _why_unnamed(value, program) for value in plan.names if missing & program.names.get(value.key, {}).keys()
         ]
@@ -193,19 +185,19 @@ class _Editor:
         edited = self._written(plan, chosen, why)
         return (
             edited
-            if _kept_to(edited) or not self._partly
+            if _if_verified(edited) or not self._partly
             else replace(edited, closest=self._closest(plan, program, options))
         )
 
     def _of_policy(self, plan: Plan) -> Edit:
         """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
         try:
-            return self._written(plan, ChosenNames(), self._why_no_edit(plan))
+            return self._written(plan, [], self._why_no_edit(plan))
         except RematError as error:
             if plan.policy != "none":
                 raise
-            report = self._facts.under("everything_saveable", plan.at).known_report
-            closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
+            saving = _within_budget_of(self._plan_under("everything_saveable", plan.at), plan)
+            closest = _if_verified(self._written(saving, [], ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
     def _closest(self, plan: Plan, program: Skeleton, options: Sequence[NameOption]) -> Edit | None:
@@ -214,10 +206,10 @@ class _Editor:
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
-            best = _plan_of(self._facts.under("nothing_saveable", plan.at).known_report)
+            best = self._plan_under("nothing_saveable", plan.at)
         used = {groups[value.key] for value in best.names}
-        names = ChosenNames([option for option in options if option in used])
-        return _kept_to(self._written(_held_to(best, plan), names, ()))
+        names = [option for option in options if option in used]
+        return _if_verified(self._written(_within_budget_of(best, plan), names, ()))
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
         """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""
@@ -231,23 +223,23 @@ class _Editor:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
                 memory = memory_of(_peak_device(plan))
                 request = Request(plan.budget_bytes or plan.saved_bytes, plan.of, memory=memory)
-                nearest = _held_to(plan_for(self._facts, request, next(iter(at))), plan)
+                nearest = _within_budget_of(plan_for(self._facts, request, next(iter(at))), plan)
+            elif plan.policy == MIXED:
+                nearest = _within_budget_of(self._plan_under("as_written", at), plan)
             else:
-                several = plan.policy == MIXED
-                nearest = self._facts.under(*(("as_written", at) if several else (plan.policy, next(iter(at)))))
-                nearest = _plan_of(nearest.known_report, plan)
-            return _kept_to(self.edit(nearest).best)
+                nearest = _within_budget_of(self._plan_under(plan.policy, next(iter(at))), plan)
+            return _if_verified(self.edit(nearest).best)
         except RematError:
             return None
 
-    def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
+    def _written(self, plan: Plan, chosen: Sequence[NameOption], unnamed: Sequence[str]) -> Edit:
         """The edit in the first way that is verified, else one that is traced.
 
         With JAX's own checkpoint, or with that of a library which the source needs for it; of policies at several
         places all but the last are written in the most usual way.
         """
         *parts, last = _parts(plan)
-        places = self._retraces.applied([site for part in (*parts, last) for site in self._sites(part.at)])
+        places = applications_of(self._code, [site for part in (*parts, last) for site in self._sites(part.at)])
         before = [(part, self._insertions(part)[0]) for part in parts]
         edits, errors = list[Edit](), list[RematError]()
         for insertion in self._insertions(last):
@@ -262,11 +254,7 @@ class _Editor:
         return next((edit for edit in edits if edit.saved_bytes is not None), edits[0])
 
     def _insertions(self, plan: Plan) -> list[Insertion]:
-        """The ways to write what a plan has at one place.
-
-        Raises:
-            RematError: there is none.
-        """
+        """The ways to write what a plan has at one place."""
         if self._sites(plan.at) or plan.policy in ("as_written", "none") or parts_in([plan.at]):
             return [Insertion()]
         if plan.at == "function":
@@ -298,26 +286,26 @@ class _Editor:
         self,
         parts: Sequence[tuple[Plan, Insertion]],
         plan: Plan,
-        chosen: ChosenNames,
+        chosen: Sequence[NameOption],
         unnamed: Sequence[str],
         places: Mapping[str, Sequence[Application]],
     ) -> Edit:
         texts = EditedTexts(self._facts, self._code)
-        checkpoints = Checkpoints(texts)
-        names = tuple(texts.name(option) for option in chosen.options)
+        names = tuple(texts.name(option) for option in chosen)
         for part, insertion in parts:
             if parts_in([part.at]):
                 self._write_in_parts(texts, part)
             elif part.names or part.policy != "as_written":
-                kept = tuple(dict.fromkeys(name.name for name in names))
-                checkpoints.write(part, kept, self._sites(part.at), places, insertion)
+                saved_names = tuple(dict.fromkeys(name.name for name in names))
+                texts.write_policy(part, saved_names, self._sites(part.at), places, insertion)
         donation = self._donation
         jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected = self._facts.under(plan if plan.names else plan.policy, plan.at).known_report
         try:
             device = _peak_device(plan)
-            traced, donates = self._retraces.of(
+            report, donates = traced(
+                self._code,
                 texts.trees(),
                 {},
                 texts.wrappers,
@@ -326,10 +314,10 @@ class _Editor:
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
-        differing = differences(expected, traced)
+        differing = differences(expected, report)
         # Which may call other functions, too.
         is_at_calls = any(insertion.calls or parts_in([part.at]) for part, insertion in parts)
-        if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
+        if is_at_calls and not differing and expected.recomputed_flops != report.recomputed_flops:
             differing = ["the edited text saves what was planned, but recomputes something else."]
         if donation is not None and not donates:
             differing.append("the edited text does not donate all that is to be donated.")
@@ -341,17 +329,13 @@ class _Editor:
             edited,
             verified=not differing,
             differences=tuple(differing),
-            saved_bytes=traced.saved_bytes,
-            peak_bytes=traced.peak_bytes,
-            recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
+            saved_bytes=report.saved_bytes,
+            peak_bytes=report.peak_bytes,
+            recomputed_flops=None if report.backward_error else report.recomputed_flops,
         )
 
     def _write_in_parts(self, texts: EditedTexts, part: Plan) -> None:
-        """Write what a plan has at a place in parts.
-
-        Raises:
-            RematError: a call there is no expression that can be written anew.
-        """
+        """Write what a plan has at a place in parts."""
         ((key, count),) = parts_in([part.at]).items()
         vmap, selection = self._engine.vmaps[key], self._facts.under(part.policy, part.at).selection
         option = None if part.policy == "none" or selection.resolved is None else option_of(selection.resolved)
@@ -394,7 +378,7 @@ def _parts(plan: Plan) -> list[Plan]:
     return [replace(plan, policy=policy, at=at, code="") for at, policy in chosen.items()]
 
 
-def _kept_to(edit: Edit) -> Edit | None:
+def _if_verified(edit: Edit) -> Edit | None:
     """An edit that is verified, and within its budget."""
     return edit if edit.verified and not edit.excess_bytes else None
 
@@ -403,11 +387,7 @@ def _kept_to(edit: Edit) -> Edit | None:
 
 
 def write_donation(texts: EditedTexts, code: UserCode, engine: Engine, donation: Donation) -> Callable[[Any], Any]:
-    """Write it; what is given back jits a step as the edited text does.
-
-    Raises:
-        RematError: the source has no ``jit`` of the step, or several.
-    """
+    """Write it; what is given back jits a step as the edited text does."""
     name = function_name(engine.given.fun)
     own, line = donation.where
     texts_of_step = sorted(code.texts.values(), key=lambda text: text.file != own)

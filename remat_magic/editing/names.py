@@ -1,6 +1,6 @@
 """What in the user's text can be given a name, which of that names just the wanted values, and what to call it.
 
-Which value an expression has cannot be told from a traceback: a call of a library makes many values at one place. So
+No traceback says which value an expression has: a call of a library makes many values at one place. So
 the function is traced with a probe around each expression, and after each statement that binds variables; a probe gives
 the arrays that pass through it names of its own. Names compute nothing. Leave them out, and a program whose values a
 plan names, one with probes, and the program itself are the same operations in the same order: a value is known by the
@@ -172,7 +172,7 @@ class Skeleton:
     Attributes:
         operations: of each the primitive and the types of its outputs.
         names: for each name the values that it is given to, in the order of the program, and whether one of the
-            checkpoints that were asked about is around them there.
+            place's checkpoints is around them there.
         types: of each named value, as JAX writes it.
     """
 
@@ -184,10 +184,8 @@ class Skeleton:
     def of(closed: Any, within: Callable[[Any], bool] | None, is_added: Callable[[str], bool]) -> Skeleton:
         """Number the operations of a program, and find what its names are given to.
 
-        Args:
-            closed: a closed jaxpr.
-            within: tells the checkpoint equations that are asked about; None where it is the whole program.
-            is_added: tells the names that do not belong to the program itself.
+        ``within`` says which checkpoint equations are those of the place, None where that is the whole program;
+        ``is_added`` which names do not belong to the program itself.
         """
         skeleton = Skeleton()
         jaxpr = _jax.open_jaxpr(closed)
@@ -225,7 +223,7 @@ class Skeleton:
             number = len(self.operations)
             types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
             self.operations.append((_jax.primitive_name(eqn), types))
-            results: list[Value] = [("operation", number, i) for i, _ in enumerate(eqn.outvars)]
+            outputs: list[Value] = [("operation", number, i) for i, _ in enumerate(eqn.outvars)]
             deeper = inside or (_jax.is_checkpoint(eqn) and within(eqn))
             for which, body in enumerate(_jax.bodies(eqn)):
                 # A loop's inputs are other values in each iteration; those of a call are what it is called with.
@@ -236,9 +234,9 @@ class Skeleton:
                 leaving = self._add(body.jaxpr, entering, deeper, within, is_added)
                 if body.kind == "call":
                     for i, result in enumerate(body.results):
-                        results[i] = results[i] if result is None else leaving[result]
+                        outputs[i] = outputs[i] if result is None else leaving[result]
             if name is None:
-                values.update(zip(eqn.outvars, results, strict=True))
+                values.update(zip(eqn.outvars, outputs, strict=True))
         return [of(atom) for atom in jaxpr.outvars]
 
 
@@ -249,7 +247,7 @@ class Skeleton:
 class NameOption:
     """One way to name values: a ``name`` that is there already, or a place that can be given one.
 
-    ``values`` are all that it names; of those that a policy at the chosen place is asked about ``values`` has True.
+    ``values`` are all that it names; of those that a policy at the chosen place decides about ``values`` has True.
     ``rank`` orders options that name the same values: the one next to the operation first.
     """
 
@@ -259,17 +257,9 @@ class NameOption:
     rank: tuple[int, int]
 
     @property
-    def asked(self) -> set[Value]:
-        """The values that a policy at the chosen place is asked about."""
-        return {value for value, asked in self.values.items() if asked}
-
-
-@dataclass(eq=False, slots=True)
-class ChosenNames:
-    """The options chosen, and the values that none names."""
-
-    options: list[NameOption] = field(default_factory=list)
-    missing: list[Value] = field(default_factory=list)
+    def at_place(self) -> set[Value]:
+        """The values among these that a policy at the chosen place decides about."""
+        return {value for value, within in self.values.items() if within}
 
 
 def name_options(program: Skeleton, places: Sequence[Nameable]) -> list[NameOption]:
@@ -284,63 +274,44 @@ def name_options(program: Skeleton, places: Sequence[Nameable]) -> list[NameOpti
     return options
 
 
-def choose(wanted: Iterable[Value], options: Iterable[NameOption]) -> ChosenNames:
-    """Options that together name all wanted values, and as few others as possible.
-
-    Args:
-        wanted: the values, in the order of the program.
-        options: what to choose from.
-    """
+def choose(wanted: Iterable[Value], options: Iterable[NameOption]) -> tuple[list[NameOption], set[Value]]:
+    """Options that together name all wanted values, given in program order, and few others; and what none names."""
     wanted = dict.fromkeys(wanted)
     by_value: dict[Value, list[NameOption]] = {}
     for option in options:
         for value in option.values.keys() & wanted.keys():
             by_value.setdefault(value, []).append(option)
-    chosen = ChosenNames()
-    covered: set[Value] = set()
+    chosen, covered = list[NameOption](), set[Value]()
 
     def cost(option: NameOption) -> tuple[int, tuple[int, int], int]:
-        return len(option.asked - wanted.keys()), option.rank, len(option.values.keys() - wanted.keys())
+        return len(option.at_place - wanted.keys()), option.rank, len(option.values.keys() - wanted.keys())
 
     for value in wanted:
-        if value in covered:
-            continue
-        if value not in by_value:
-            chosen.missing.append(value)
-            continue
-        option = min(by_value[value], key=cost)
-        chosen.options.append(option)
-        covered.update(option.values)
-    return chosen
+        if value not in covered and value in by_value:
+            chosen.append(min(by_value[value], key=cost))
+            covered.update(chosen[-1].values)
+    return chosen, wanted.keys() - covered
 
 
-def grouped(program: Skeleton, keys: Iterable[str], options: Sequence[NameOption]) -> dict[str, NameOption]:
-    """For each value that an option names, by its name in a plan, that option.
+def grouped(program: Skeleton, order: Iterable[str], options: Sequence[NameOption]) -> dict[str, NameOption]:
+    """For each value that an option names in the source, by its name in a plan, that option.
 
-    An option that names few values is preferred, and no two name one value.
-
-    Args:
-        program: the program with all its values named.
-        keys: these names, in the order of the program.
-        options: what names values in the source.
+    An option that names few values is preferred, and no two name one value. ``program`` has all its values named, in
+    this ``order``.
     """
     best: dict[Value, str] = {}
-    for key in keys:
+    for key in order:
         for value in program.names.get(key, {}):
             before = best.get(value)
             if before is None or len(program.names[key]) <= len(program.names[before]):
                 best[value] = key
     groups: dict[str, NameOption] = {}
-    for option in sorted(options, key=lambda option: (len(option.asked), option.rank)):
-        asked = option.asked
-        members = {best[value] for value in asked if value in best}
-        if (
-            asked
-            and asked <= best.keys()
-            and members.isdisjoint(groups)
-            and all(program.names[key].keys() <= asked for key in members)
-        ):
-            groups.update(dict.fromkeys(members, option))
+    for option in sorted(options, key=lambda option: (len(option.at_place), option.rank)):
+        values = option.at_place
+        keys = {best[value] for value in values if value in best}
+        whole = all(program.names[key].keys() <= values for key in keys)
+        if values and values <= best.keys() and keys.isdisjoint(groups) and whole:
+            groups.update(dict.fromkeys(keys, option))
     return groups
 
 

@@ -142,12 +142,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
     """The text of a file or cell.
 
-    Args:
-        file: as the code objects name it.
-        codes: those of its code objects that must still be what the text says.
-
-    Raises:
-        RematError: there is no text, or it is no longer that of the functions that were traced.
+    ``file`` is as the code objects name it, and ``codes`` are those that must still be what the text says.
     """
     cell = cell_number(file)
     source_name = f"In[{cell}]" if cell is not None else file
@@ -208,11 +203,7 @@ class TextChanges:
         return self._applied(self.text.compiled, 0)
 
     def file_edit(self) -> FileEdit:
-        """The changes as the user's own text.
-
-        Raises:
-            RematError: a line is not what the user wrote, since IPython has translated it.
-        """
+        """The changes as the user's own text."""
         text = self.text
         for change in self._changes:
             if change.start[1] or change.start != change.end:  # whole lines can be put anywhere

@@ -217,7 +217,7 @@ class Calls:
             if traceback is not None:
                 self._positions.setdefault(id(traceback), {}).setdefault(number, []).append(position)
 
-    def keep(self, later: Calls, but: Any = None) -> None:
+    def adopt(self, later: Calls, but: Any = None) -> None:
         """Take over what another trace recorded; not the jaxpr ``but``, which JAX does not keep."""
         left_out = None if but is None else later._find(but)[1]
         for number, frame in later._frames.items():
@@ -281,11 +281,6 @@ def recording(earlier: Calls | None = None) -> Iterator[Calls]:
         calls.close()
 
 
-def _is_layer(cls: type) -> bool:
-    """Whether a library's module is a layer, and no wrapper such as what ``eqx.filter_jit`` returns."""
-    return not cls.__name__.startswith("_") and not cls.__module__.startswith("equinox._")
-
-
 def _callee(frame: FrameType) -> CalledFunction | None:
     """What is called, if it is a function that a checkpoint can be put on: the user's, or a library's module."""
     code = frame.f_code
@@ -303,8 +298,9 @@ def _callee(frame: FrameType) -> CalledFunction | None:
     of_library = module not in ("", "class")
     if not of_library and (not users or intercepts(frame)):
         return None
-    if not users and not _is_layer(type(owner)):
-        return None
+    cls = type(owner)
+    if not users and (cls.__name__.startswith("_") or cls.__module__.startswith("equinox._")):
+        return None  # no layer, but a wrapper such as what eqx.filter_jit returns
     static = tuple((position, name) for position, name, value in _given(frame) if _is_static(value))
     static = static[1:] if module and static[:1] == ((0, "self"),) else static
     return CalledFunction((name, code.co_filename, code.co_firstlineno), module, parameters, static)
@@ -354,7 +350,10 @@ def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | N
     is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
     if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
         outside = outside[inside.index(True) + 1 :] if True in inside else []
-    return _first_of_user(outside)
+    # What stands in for the user's code while an edit is traced is none of it.
+    traced = itertools.takewhile(lambda frame: frame[0].co_filename != signature.__file__, outside)
+    own = (frame for frame in traced if is_user_file(frame[0].co_filename))
+    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
 
 
 def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> str:
@@ -369,14 +368,7 @@ def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> str:
     return ""
 
 
-def _first_of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
-    """The first of some frames of the user's code; what stands in for it while an edit is traced is none."""
-    traced = itertools.takewhile(lambda frame: frame[0].co_filename != signature.__file__, outside)
-    own = (frame for frame in traced if is_user_file(frame[0].co_filename))
-    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
-
-
-# ------------------------------------------------------------------------------------------------- being told of calls
+# --------------------------------------------------------------------------------------------------- hooks of Python
 
 
 _watchers: dict[int, list[Any]] = {}  # by thread
@@ -385,9 +377,9 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def watching(watcher: Any) -> Iterator[None]:
-    """Tell a watcher of this thread's calls of the user's functions, and of ``__call__`` in libraries, as of layers.
+    """Have ``begin(frame)`` and ``end(frame, value)`` of a watcher called at this thread's calls.
 
-    It has ``begin(frame)`` and ``end(frame, value)``.
+    Those are the calls of the user's functions, and of ``__call__`` in libraries, as of layers.
 
     An interrupt between any two steps undoes it.
     """
@@ -418,19 +410,16 @@ def _leave(watcher: Any, thread: int, tool: int | None) -> None:
             _monitoring.set_events(tool, 0)
 
 
-def _is_told_of(code: CodeType) -> bool:
-    file = code.co_filename
-    if is_user_file(file):
-        return file != "<string>" or not _is_of_record(code)
-    return code.co_name == "__call__" and is_library_file(file)
+def _is_recorded(code: CodeType) -> bool:
+    """Whether it is code of the user's, or of a call in a library; not what Python writes for a record.
 
-
-def _is_of_record(code: CodeType) -> bool:
-    """Whether it is of a method that Python writes for a dataclass or a named tuple, in the words that it uses there.
-
-    JAX makes a thousand of such objects for twelve layers; what a user's ``exec`` defines is in ``<string>`` too.
+    JAX makes a thousand dataclasses and named tuples for twelve layers. Their methods are in ``<string>``, in which is
+    what a user's ``exec`` defines, too.
     """
-    return code.co_qualname.startswith("__create_fn__.<locals>.") or code.co_names == ("_tuple_new",)
+    if not is_user_file(code.co_filename):
+        return code.co_name == "__call__" and is_library_file(code.co_filename)
+    of_record = code.co_qualname.startswith("__create_fn__.<locals>.") or code.co_names == ("_tuple_new",)
+    return code.co_filename != "<string>" or not of_record
 
 
 _NAME = "remat_magic"
@@ -439,21 +428,21 @@ _monitoring: Any = getattr(sys, "monitoring", None)
 
 @functools.cache
 def _tool() -> int | None:
-    """A number under which Python, from 3.12 on, tells of calls, once of those that nobody is told of; else None."""
+    """The tool number of ``sys.monitoring`` (Python 3.12) whose callbacks are the watchers; None where it is taken."""
     numbers = (4, 3) if hasattr(sys, "monitoring") else ()
     number = next((number for number in numbers if _monitoring.get_tool(number) in (None, _NAME)), None)
     if number is None:
         return None
 
     def started(code: CodeType, _: int) -> Any:
-        if not _is_told_of(code):
+        if not _is_recorded(code):
             return _monitoring.DISABLE
         for watcher in _watchers.get(threading.get_ident(), ()):
             watcher.begin(sys._getframe(1))  # noqa: SLF001 - the function's
         return None
 
     def returned(code: CodeType, _: int, value: Any) -> Any:
-        if not _is_told_of(code):
+        if not _is_recorded(code):
             return _monitoring.DISABLE
         for watcher in _watchers.get(threading.get_ident(), ()):
             watcher.end(sys._getframe(1), value)  # noqa: SLF001
@@ -468,18 +457,18 @@ def _tool() -> int | None:
 
 @contextlib.contextmanager
 def _hooked(thread: int) -> Iterator[None]:
-    """Before 3.12: tell of calls by the debugger's hook, the quicker one, or the profiler's while that is in use."""
+    """Before 3.12: watch calls by the debugger's hook, the quicker one, or the profiler's while that is in use."""
     get: Any
     put: Any
     get, put = (sys.gettrace, sys.settrace) if sys.gettrace() is None else (sys.getprofile, sys.setprofile)
     before: Any = get()
-    others: dict[int, CodeType] = {}  # that nobody is told of, by identity: to hash a code object takes long
+    others: dict[int, CodeType] = {}  # that is not recorded, by identity: to hash a code object takes long
 
-    def told(frame: FrameType, event: str, value: Any) -> Any:
+    def hook(frame: FrameType, event: str, value: Any) -> Any:
         code = frame.f_code
-        if id(code) in others:  # asked a hundred thousand times for twelve layers
+        if id(code) in others:  # a hundred thousand times for twelve layers
             return None
-        if not _is_told_of(code):
+        if not _is_recorded(code):
             others[id(code)] = code
             return None
         if event == "call":
@@ -489,14 +478,14 @@ def _hooked(thread: int) -> Iterator[None]:
         elif event == "return":
             for watcher in _watchers.get(thread, ()):
                 watcher.end(frame, value)
-        return told
+        return hook
 
-    def told_after(frame: FrameType, event: str, value: Any) -> None:
+    def chained(frame: FrameType, event: str, value: Any) -> None:
         before(frame, event, value)
-        told(frame, event, value)
+        hook(frame, event, value)
 
     try:
-        put(told_after if callable(before) else told)
+        put(chained if callable(before) else hook)
         yield
     finally:
         if before is None or callable(before):

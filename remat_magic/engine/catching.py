@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
@@ -181,8 +181,8 @@ class Watch(contextlib.AbstractContextManager["Watch", bool]):
     def _is_step(step: str, names: Sequence[str], candidates: Sequence[Call], frames: Sequence[FrameType]) -> bool:
         """Whether a name is that of what is called, of what calls it, or of a variable there that holds it."""
         called = [frame.f_code.co_name for frame in frames if not _is_wrapping(frame)]
-        held = [space.get(step) for frame in frames for space in (frame.f_locals, frame.f_globals)]
-        return step in (*names, *called) or any(one.function is other for one in candidates for other in held)
+        values = [space.get(step) for frame in frames for space in (frame.f_locals, frame.f_globals)]
+        return step in (*names, *called) or any(one.function is other for one in candidates for other in values)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -267,17 +267,15 @@ def _function_of(frame: FrameType) -> Callable[..., Any] | None:
     code, local = frame.f_code, frame.f_locals
 
     def runs(one: Any) -> bool:
-        return type(one) is FunctionType and one.__code__ is code and _closes_over(one, code, local)
+        if type(one) is not FunctionType or one.__code__ is not code:
+            return False
+        for name, cell in zip(code.co_freevars, one.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing is in the cell yet
+                if name in local and cell.cell_contents is not local[name]:
+                    return False
+        return True
 
     return _jax.find(code, runs)
-
-
-def _closes_over(function: FunctionType, code: CodeType, local: Mapping[str, Any]) -> bool:
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing is in the cell yet
-            if name in local and cell.cell_contents is not local[name]:
-                return False
-    return True
 
 
 def _types(arguments: Any) -> Any:

@@ -356,10 +356,10 @@ def _alone(eqn: Any, length: int) -> Any:
     """A scan's equation with another number of steps, and with variables of its own."""
     body = _jax.open_jaxpr(_jax.scan_body(eqn))
     consts, carries, _ = _jax.scan_split(eqn)
-    kept = consts + carries
+    fixed = consts + carries
     operands = [
-        *map(_jax.fresh_var, body.invars[:kept]),
-        *(_jax.fresh_rows(scanned, length) for scanned in eqn.invars[kept:]),
+        *map(_jax.fresh_var, body.invars[:fixed]),
+        *(_jax.fresh_rows(scanned, length) for scanned in eqn.invars[fixed:]),
     ]
     ys = (_jax.fresh_rows(y, length) for y in eqn.outvars[carries:])
     return _jax.replace_scan(eqn, operands, [*map(_jax.fresh_var, body.outvars[:carries]), *ys], length)

@@ -66,15 +66,13 @@ def donation(step: Step, bound: Bound) -> Donation | None:
     Arguments that come back as they were are left out, and so is an array that the gradient only reads: it is of the
     batch, and its type is a result's by chance.
 
-    Args:
-        step: the step, as it is written.
-        bound: what it holds of its arguments, which its caller does not give.
+    ``bound`` has the arguments that the step holds by itself, so that its caller does not give them.
     """
     fun, leaves = step.given.fun, step.given.signature.arrays
-    held = {*range(len(bound.args)), *bound.kwargs}
+    bound_places = {*range(len(bound.args)), *bound.kwargs}
     arguments: dict[str, list[int]] = {}
     for number, leaf in enumerate(leaves):
-        if (leaf.argument if leaf.position is None else leaf.position) not in held:
+        if (leaf.argument if leaf.position is None else leaf.position) not in bound_places:
             arguments.setdefault(leaf.argument, []).append(number)
     donated = {name for name, numbers in arguments.items() if all(step.donated[number] for number in numbers)}
     back = _coming_back(step, arguments)
@@ -96,11 +94,11 @@ def donation(step: Step, bound: Bound) -> Donation | None:
     positions = sorted(place - shift for name in wanted if (place := places[name]) is not None)
     keywords = [name for name in wanted if places[name] is None]
     before = tuple(name for name in arguments if name in donated)
-    code = getattr(inspect.unwrap(fun), "__code__", None)
-    where = ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+    own = getattr(inspect.unwrap(fun), "__code__", None)
+    where = ("", 0) if own is None else (own.co_filename, own.co_firstlineno)
     found = Donation(tuple(names), tuple(positions), tuple(keywords), before, where, option)
-    name = function_name(fun)
-    return None if _is_written(found, name) else replace(found, code=_code(found, name))
+    code = _code(found, function_name(fun))
+    return replace(found, code=code) if code else None
 
 
 def _coming_back(step: Step, arguments: Mapping[str, Sequence[int]]) -> list[str]:
@@ -181,33 +179,25 @@ def _called(node: ast.expr) -> str:
     return _last(node)
 
 
-def _own_jit(donated: Donation, name: str) -> tuple[ast.Module | None, ast.expr | None]:
-    """The text of the step's own file or cell, and the one expression in it that jits the step."""
+def _code(donated: Donation, name: str) -> str:
+    """What to write, as the step is jitted in its own file or cell; empty where that has it already.
+
+    It has it where the step was traced without its jit. Where its jit is not seen, the code is a new one.
+    """
     file, line = donated.where
     tree = parse_source("".join(linecache.getlines(file)))
     found = [] if tree is None else jits(tree, name, line)
-    return tree, found[0] if len(found) == 1 else None
-
-
-def _is_written(donated: Donation, name: str) -> bool:
-    """Whether the source has it already: the step was traced without its jit."""
-    _, jit = _own_jit(donated, name)
-    option, value = donated.written(jit)
-    has = {keyword.arg: keyword.value for keyword in getattr(jit, "keywords", ())}.get(option)
-    return has is not None and ast.dump(has) == ast.dump(parse_expression(value))
-
-
-def _code(donated: Donation, name: str) -> str:
-    """What to write, as the step is jitted in its own file or cell; where that is not seen, as it would be."""
-    tree, jit = _own_jit(donated, name)
+    jit = found[0] if len(found) == 1 else None
     option, value = donated.written(jit)
     after = f"donates {', '.join(donated.names)}"
     if jit is None:
         name = name if name.isidentifier() else "step"
         return f"{name} = {'eqx.filter_jit' if donated.option else 'jax.jit'}({name}, {option}={value})  # {after}"
     donate = ast.keyword(option, parse_expression(value))
-    func, args, others = (jit.func, jit.args, jit.keywords) if isinstance(jit, ast.Call) else (jit, [], [])
-    call = ast.Call(func, args, [donate, *(other for other in others if other.arg != option)])
+    func, args, options = (jit.func, jit.args, jit.keywords) if isinstance(jit, ast.Call) else (jit, [], [])
+    if ast.dump(donate) in map(ast.dump, options):
+        return ""
+    call = ast.Call(func, args, [donate, *(other for other in options if other.arg != option)])
     decorators = [part for node in ast.walk(tree) for part in getattr(node, "decorator_list", ())] if tree else []
     at, on = ("@", f"on {name}; ") if jit in decorators else ("", "")
     return f"{at}{ast.unparse(call)}  # {on}{after}"

@@ -19,19 +19,18 @@ from remat_magic.engine import notes
 from remat_magic.engine.calls import Calls
 from remat_magic.engine.checkpoint_writer import parted_calls, with_checkpoints
 from remat_magic.engine.donation import Donation, donation
-from remat_magic.engine.failures import is_passing
-from remat_magic.engine.gradients import InnerInputs
+from remat_magic.engine.gradients import Differentiated
+from remat_magic.engine.halves import is_passing
 from remat_magic.engine.microbatch_code import code_of
 from remat_magic.engine.microbatches import Cut, batches, traced_with, with_microbatches
+from remat_magic.engine.namespaces import restore_lines, source_texts
 from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.possible import Where
-from remat_magic.engine.primal import Contents, Primal, contents
-from remat_magic.engine.retrace import Dissection, PlanValues, Retrace, cached
-from remat_magic.engine.selection import Selection, Selector, policy_of_each
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.retrace import Dissection, Retrace, Selection, Selector, cached, policy_of_each
 from remat_magic.engine.signature import Bound, Signature, unbound
 from remat_magic.engine.sites import Identity
-from remat_magic.engine.source_texts import restore_lines, source_texts
-from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, why_no_step
+from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients
 from remat_magic.engine.vmaps import BATCH, Vmap, divisors, middle, parts_in, refuse_other_bits, with_parts
 from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.rewriting import checkpoint_names
@@ -69,7 +68,7 @@ class Engine:
         if not callable(fun):
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
-        self._asked = fun
+        self._original = fun
         restore_lines()
         self.given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
         self._fun, self.parts = self.given.fun, dict[str, int]()
@@ -93,20 +92,15 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut, self.parted)
-        self._values = PlanValues(self.primal, self._selector, lambda selection: self.retrace(selection).forward)
+        differentiate = lambda selection: self.retrace(selection).forward  # noqa: E731
+        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut, self.parted, differentiate)
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
         self._smaller = dict[Any, tuple[Any, Calls]]()
         self._parted = dict[str, list[PartedCall] | RematError]()  # by key
 
-    def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
+    def inputs(self, *, alone: bool = False) -> Signature | Differentiated:
         """The arguments of what ``gradient`` gives: of the step if known and not ``alone``, else of the function."""
         return self.primal.signature if alone or self.step is None else self.given.signature
-
-    def contents(self) -> Mapping[str, Contents]:
-        """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""
-        with self.lock, _jax.reading():
-            return contents(self.primal)
 
     @property
     def gradients(self) -> tuple[GradientCall, ...]:
@@ -128,19 +122,32 @@ class Engine:
         """What the step could donate, and does not as it is written; None where there is nothing, or no step."""
         return None if self.step is None else donation(self.step, self._bound)
 
+    @property
+    def gradient_key(self) -> str:
+        """The key of the gradient that the trace is of."""
+        return ITSELF if self.inside is None else self.inside.call.key
+
     def of_gradient(self, key: str) -> Self:
         """``Trace.of_gradient``, which can raise what the function raises: it is traced anew to be differentiated."""
-        with self.lock, self.given.tracing():  # whichever thread asks
-            other: Self = self._copy()
-            other._begin(key, False)
-            return other
+        with self.lock:
+            return self._other(key, self.given, self._gradients)
 
-    def _copy(self) -> Self:
-        """One that is to begin anew."""
+    def _other(
+        self,
+        key: str,
+        given: Primal,
+        gradients: Sequence[InnerGradient],
+        parts: dict[str, int] | None = None,
+        cuts: Mapping[int, Cut] | None = None,
+    ) -> Self:
+        """One with another gradient or program, or in other parts."""
         other: Self = copy.copy(self)
         for name in ("_names", "donation"):
             other.__dict__.pop(name, None)
-        other.lock = threading.RLock()
+        parts, cuts = self.parts if parts is None else parts, self._cuts if cuts is None else cuts
+        vars(other).update(lock=threading.RLock(), given=given, _gradients=gradients, parts=parts, _cuts=cuts)
+        with self.given.tracing():  # whichever thread asks
+            other._begin(key, False)
         return other
 
     @property
@@ -153,13 +160,11 @@ class Engine:
         if self.per_device:
             return self
         with self.lock:
-            other: Self = self._copy()
-            given = self.given.asked_however_long()
-        other.given = given
-        other._gradients = tuple(InnerGradient(inner.call, inner.function, given) for inner in self._gradients)
+            given = self.given.of_any_size()
+        gradients = tuple(InnerGradient(inner.call, inner.function, given) for inner in self._gradients)
+        other = self._other(self.gradient_key, given, gradients)
+        other.plans = dict(self.plans)
         with other.lock, given.tracing():
-            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
-            other.plans = dict(self.plans)
             if not other.per_device:
                 why = given.answer.why_not or other.primal.answer.why_not
                 raise RematError(f"XLA cannot be asked how {self.primal.name} is spread over the devices: {why}.")
@@ -224,15 +229,11 @@ class Engine:
 
     def _again(self, fun: Any, parts: dict[str, int], cuts: Mapping[int, Cut] = MappingProxyType({})) -> Self:
         with self.given.tracing():  # whichever thread asks
-            given = self.given
-            other: Self = self._copy()
-            other.parts, other._cuts = parts, cuts
-            other.given = Primal(fun, given.signature, given.has_aux, names=given.names)
-            other.given.vmaps, other.given.stale = given.vmaps, given.stale
-            other._gradients = inner_gradients(other.given)
-            other._begin(ITSELF if self.inside is None else self.inside.call.key, False)
-        other.plans = self.plans
-        other.__dict__["donation"] = self.donation  # what jits the step is not to be seen from the one in parts
+            given = Primal(fun, self.given.signature, self.given.has_aux, names=self.given.names)
+            given.vmaps, given.stale = self.given.vmaps, self.given.stale
+            other = self._other(self.gradient_key, given, inner_gradients(given), parts, cuts)
+        # What jits the step is not to be seen from the one in parts.
+        vars(other).update(plans=self.plans, donation=self.donation)
         return other
 
     def _code_of_cut(self, option: str | None) -> str:
@@ -334,10 +335,10 @@ class Engine:
             inner = self.inside and self.inside.function
             with self.given.tracing(), self.given.names.as_it_was():  # whichever thread asks
                 arguments = self.inputs_again(dict.fromkeys(leaves, size), axis)
-                found, held = traced_with(self.given.fun, arguments, inner and inner.who)
+                found, gradients_of_part = traced_with(self.given.fun, arguments, inner and inner.who)
             if inner is not None:
                 number = [it for it in self.given.gradients if it.who == inner.who].index(inner)
-                found = held[number].inner.closed, found[1]
+                found = gradients_of_part[number].inner.closed, found[1]
             self._smaller[axis, leaves, size] = found
         return self._smaller[axis, leaves, size]
 
@@ -350,9 +351,8 @@ class Engine:
         args, kwargs = self.inputs_again(leading)
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self.inside is None else None
-        gradient = ITSELF if self.inside is None else self.inside.call.key
         with given.tracing(), given.names.as_it_was():
-            other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
+            other = type(self)(fun, args, kwargs, wrt, given.has_aux, self.gradient_key)
             other.given.names = given.names
         return other.of_one_device() if given.however_long else other
 
@@ -376,7 +376,7 @@ class Engine:
 
     @property
     def per_device(self) -> bool:
-        """Whether figures are of one device; not where sharding is automatic, of which no type tells."""
+        """Whether figures are of one device; not where sharding is automatic, which no type has."""
         return self.primal.devices > 1 or self.given.automatic_devices == 1
 
     # ----------------------------------------------------------------------------------------------------- the places
@@ -422,8 +422,7 @@ class Engine:
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
         _, hidden = self._names
-        function = self.inside.function if self.inside else None
-        unknown = why_no_step(self.given, function) if function and self.step is None else ""
+        function, unknown = (self.inside.function, self.inside.why_no_step) if self.inside else (None, "")
         return (
             *notes.of_program(self.stale, hidden, complex_values=self._complex_values()),
             *notes.of_gradients(
@@ -436,7 +435,7 @@ class Engine:
         )
 
     def _complex_values(self) -> str:
-        """What is to be said of complex values: that the program saves them as it is written, which JAX refuses."""
+        """The sentence on complex values: JAX's error where the program saves some as it is written; empty for none."""
         if not self.primal.has_complex_values:
             return ""
         try:
@@ -475,7 +474,7 @@ class Engine:
         policy, at = self._chosen(policy, at)
         if isinstance(policy, Plan):
             with self.primal.tracing():
-                return self._values.select(policy)
+                return self._selector.of_plan(policy)
         if isinstance(at, Mapping):
             chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
             return self._selector.select_each(chosen)
@@ -508,7 +507,7 @@ class Engine:
         names = () if plain else self.names
         resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.primal.name))
         if self.primal.remat3 and resolved.own:
-            resolved = replace(resolved, notes=(*resolved.notes, notes.asked_little(resolved.key)))
+            resolved = replace(resolved, notes=(*resolved.notes, notes.policy_of_matmuls(resolved.key)))
         return resolved
 
     def retrace(self, selection: Selection) -> Retrace:
@@ -516,7 +515,7 @@ class Engine:
         with self.lock:
             retrace = self._retraces.get(selection.identity)
             if retrace is None:
-                retrace = Retrace(self.primal, self.inside, self._values, self.lock, selection)
+                retrace = Retrace(self.primal, self.inside, self._selector, self.lock, selection)
                 self._retraces[selection.identity] = retrace
             retrace.selection = selection
             return retrace
@@ -531,14 +530,14 @@ class Engine:
         applied = retrace.applied(self.given.fun)
         if selection.donate and self.donation is not None:
             applied = self.donation.around(applied, self._fun)
-        return self._bound.around(applied, self._asked)
+        return self._bound.around(applied, self._original)
 
     def close(self) -> None:
         """Drop every retrace."""
         with self.lock:
             self.plans.clear()
             self._retraces.clear()
-            self._values.clear()
+            self._selector.clear()
 
 
 def _traced(
@@ -610,12 +609,12 @@ def with_cast(engine: Engine, arguments: Collection[str], kind: str) -> Engine |
 
         return cast
 
-    def hold(fun: Callable[..., Any], args: tuple[Any, ...], _: bool) -> Callable[..., Any]:
+    def instead(fun: Callable[..., Any], args: tuple[Any, ...], _: bool) -> Callable[..., Any]:
         return casting(fun) if [*map(jax.typeof, jax.tree.leaves(args))] == types else fun
 
     @functools.wraps(given)
     def holding(*args: Any, **kwargs: Any) -> Any:
-        with _jax.holding(hold):
+        with _jax.holding(instead):
             return given(*args, **kwargs)
 
     return engine.retraced(casting(given) if engine.inside is None else holding)

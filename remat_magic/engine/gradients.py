@@ -34,9 +34,9 @@ from remat_magic.records import Half, RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Differentiated:
-    """A function that is differentiated inside, as it was traced for one call.
+@dataclass(eq=False)
+class Differentiated(Inputs):
+    """A function that is differentiated inside, as it was traced for one call, and its inputs.
 
     Attributes:
         who: name, file and line of its definition.
@@ -64,12 +64,28 @@ class Differentiated:
     settings: Callable[[], contextlib.AbstractContextManager[None]]
     devices: Mapping[str, int]
 
+    def __post_init__(self) -> None:
+        self.function, self.leaves = self.who[0], (*self.constants.values(), *self.primals, *self.static)
+
     def evaluate(self, *values: Any) -> tuple[list[Any], list[Any]]:
         """The outputs and the auxiliary outputs, from the values closed over and then those differentiated."""
         outer = dict(zip(self.constants, values, strict=False))
         constants = [outer.get(index, value) for index, value in enumerate(_jax.consts_of(self.closed))]
         results = eval_jaxpr(_jax.open_jaxpr(self.closed), constants, *values[len(outer) :])
         return results[: self.outputs], results[self.outputs :]
+
+    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
+        """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
+        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*self.types)
+
+    def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
+        """An error: the arguments of the function around do not tell what the gradient is given."""
+        raise RematError(
+            f"what {self.function} is given is computed on the way: leave the inputs out, and random ones are used."
+        )
+
+    def require_differentiable(self) -> None:
+        """As ``Signature.require_differentiable``: JAX differentiates it, so there is."""
 
     @property
     def copies(self) -> int:
@@ -81,28 +97,6 @@ class Differentiated:
         """The types of what ``evaluate`` takes, of one example."""
         constants = _jax.consts_of(self.closed)
         return [*(jax.typeof(constants[index]) for index in self.constants), *self.closed.in_avals]
-
-
-class InnerInputs(Inputs):
-    """The inputs of a function that is differentiated inside, as those of a function that is called."""
-
-    def __init__(self, inner: Differentiated) -> None:
-        self.function = inner.who[0]
-        self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
-        self.settings, self.vmaps, self._types = inner.settings, inner.vmaps, inner.types
-
-    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
-        """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
-        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*self._types)
-
-    def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
-        """An error: the arguments of the function around do not tell what the gradient is given."""
-        raise RematError(
-            f"what {self.function} is given is computed on the way: leave the inputs out, and random ones are used."
-        )
-
-    def require_differentiable(self) -> None:
-        """As ``Signature.require_differentiable``: JAX differentiates it, so there is."""
 
 
 def halves_as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
@@ -166,7 +160,7 @@ def half_of(eqn: Any) -> tuple[Half, int] | None:
 def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
     """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first.
 
-    ``calls`` is told of gradients within others.
+    ``calls`` leaves out what gradients within others call.
     """
     functions: list[Differentiated] = []
     depth = 0
@@ -192,7 +186,7 @@ def _as_mapped(inner: Differentiated, closed: Any, number: int) -> Differentiate
     """A function of all examples where a ``vmap`` maps a call or loop around its gradient.
 
     JAX traces such a body for one example, and maps what it traced. ``closed`` is the jaxpr of what takes the gradient,
-    ``number`` what ``half_of`` tells of its calls there.
+    ``number`` the one that ``half_of`` gives for its calls there.
     """
     leaves = [*inner.constants.values(), *inner.primals]
     calls = {
@@ -220,21 +214,21 @@ def under_policy(
     """
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
-        if isinstance(traceable, Instead) and traceable.calls is not None:
-            earlier.keep(traceable.calls)
+        if isinstance(traceable, HeldGradient) and traceable.calls is not None:
+            earlier.adopt(traceable.calls)
         with recording(earlier) as calls:
             call = HeldGradient(traceable, args, has_aux)
         if call.inner.who != who:
             return call.instead()
         instead = rewrite(call.inner.closed, calls)
-        earlier.keep(calls, call.inner.closed)
+        earlier.adopt(calls, call.inner.closed)
         return call.instead(instead)
 
     return _jax.holding(hold)
 
 
 class HeldGradient:
-    """One call of a function that JAX is about to differentiate, traced.
+    """One call of a function that JAX is about to differentiate, traced; to be differentiated in its place.
 
     Attributes:
         inner: the function as it was traced.
@@ -262,7 +256,7 @@ class HeldGradient:
 
         self._closed = jax.make_jaxpr(flat)(*leaves)
         (outputs,) = counts
-        if isinstance(traceable, Instead):
+        if isinstance(traceable, HeldGradient):
             watch.take_from(traceable.inner, named)
         elif not watch.knows_one_of(named):
             jaxpr = _jax.open_jaxpr(self._closed)
@@ -288,13 +282,17 @@ class HeldGradient:
             _jax.thread_settings(),
             _jax.manual_axes(),
         )
+        self.__name__, self.evaluate = self.inner.who[0], _jax.as_function(self._closed)
 
-    def instead(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """The function to differentiate: of the same arguments, and with the same results.
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns."""
+        return self.results(self.evaluate(*tree_leaves(args)))
 
-        ``function`` is what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
-        """
-        return Instead(self, function or _jax.as_function(self._closed))
+    def instead(self, evaluate: Callable[..., Any] | None = None) -> HeldGradient:
+        """The function to differentiate, of which ``evaluate`` is another form, from flat inputs to flat results."""
+        other = copy.copy(self)
+        other.evaluate = evaluate or self.evaluate
+        return other
 
     def results(self, arrays: Sequence[Any]) -> Any:
         """What the function returns, from the arrays in it."""
@@ -305,18 +303,19 @@ class HeldGradient:
         """The values of its constants, and then of what it is differentiated in."""
         return [*_jax.consts_of(self._closed), *self._leaves]
 
-    def of(self, constants: Sequence[Any]) -> Instead:
+    def of(self, constants: Sequence[Any]) -> HeldGradient:
         """A flat function to differentiate that has other constants: of the leaves, with outputs and auxiliary ones."""
-        other, outputs = copy.copy(self), self.inner.outputs
-        other.inner = replace(self.inner, closed=_jax.with_consts(self._closed, constants))
+        closed, outputs = _jax.with_consts(self._closed, constants), self.inner.outputs
+        other = self.instead(_jax.as_function(closed))
+        other.inner = replace(self.inner, closed=closed)
         other.results = lambda arrays: (arrays[:outputs], arrays[outputs:])
-        return Instead(other, _jax.as_function(other.inner.closed))
+        return other
 
     def as_calls(self, number: int) -> Callable[..., Any]:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
 
         Where a call may not stand for it (it is differentiated itself, or has effects that JAX lets no rule have), the
-        gradient stands there by itself. ``number`` is what ``half_of`` tells of these calls.
+        gradient stands there by itself. ``number`` is the one that ``half_of`` gives for these calls.
         """
         inner = self.inner
         if _jax.has_effects(inner.closed):
@@ -326,19 +325,6 @@ class HeldGradient:
             return self.instead()
         call = halves_as_calls(inner, number)
         return self.instead(lambda *leaves: call(*outer, *leaves))
-
-
-class Instead:
-    """A function to differentiate in the place of another, whose name and arguments' names it keeps."""
-
-    def __init__(self, call: HeldGradient, evaluate: Callable[..., Any]) -> None:
-        self._call, self._evaluate = call, evaluate
-        self.inner, self.calls = call.inner, call.calls
-        self.__name__ = call.inner.who[0]
-
-    def __call__(self, *args: Any) -> Any:
-        """What the function returns."""
-        return self._call.results(self._evaluate(*tree_leaves(args)))
 
 
 def _leaf(aval: Any, name: _Name, *, differentiated: bool) -> Leaf:
@@ -353,7 +339,7 @@ class _FirstCall:
     """Watches for the first function of the user's own that is called, which is the one that is differentiated.
 
     It knows by what names the user calls the values that go in, whichever library called it. ``traceable`` is what JAX
-    differentiates, which holds that function.
+    differentiates, which leads to that function.
     """
 
     def __init__(self, traceable: Any) -> None:
@@ -474,19 +460,19 @@ def _wrapper(frame: FrameType, holder: Any) -> tuple[Any, int]:
         return first, 1
     if not any(callable(local.get(name)) for name in code.co_freevars) or code.co_name == "<lambda>":
         return None, 0
-    held, seen = deque([holder]), dict[int, Any]()
-    while held and len(seen) < _LOOKED_AT:
-        value = held.popleft()
+    todo, seen = deque([holder]), dict[int, Any]()
+    while todo and len(seen) < _LOOKED_AT:
+        value = todo.popleft()
         if id(value) in seen or isinstance(value, type | ModuleType):
             continue
         seen[id(value)] = value
         if not isinstance(value, FunctionType):
-            held += gc.get_referents(value)
+            todo += gc.get_referents(value)
             continue
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
         if value.__code__ is code and all(local.get(name) is cell.cell_contents for name, cell in cells.items()):
             return (value, 0) if hasattr(value, "__wrapped__") else (None, 0)
-        held += [*cells.values(), vars(value)]
+        todo += [*cells.values(), vars(value)]
     return None, 0
 
 

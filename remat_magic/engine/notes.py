@@ -158,7 +158,7 @@ def of_settings(settings: Sequence[str]) -> Iterator[Note]:
         )
 
 
-def asked_little(policy: str) -> Note:
+def policy_of_matmuls(policy: str) -> Note:
     """How little jax_remat3 asks a policy."""
     return Note(
         "policy-asked-little",

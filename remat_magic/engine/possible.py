@@ -24,27 +24,25 @@ from remat_magic.jaxprs.walk import Scope, last_reads, scopes
 from remat_magic.records import RematError, Site
 from remat_magic.user_files import is_user_file
 
-# By the module of a library: what it has for jax.checkpoint.
-_CHECKPOINTS = {
-    "equinox": "eqx.filter_checkpoint",
-    "flax.linen": "nn.remat",
-    "flax.nnx": "nnx.remat",
-    "haiku": "hk.remat",
-}
+
+def _checkpoint_of(library: str) -> str:
+    """What a library has for ``jax.checkpoint``; JAX's own where it has none."""
+    usual, _, name = libraries.CHECKPOINTS.get(library, ("jax", "", "checkpoint"))
+    return f"{usual}.{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallingLoop:
     """A loop that makes a call in each step."""
 
-    length: int = 0
-    function: str = ""
-    module: str = ""
-    kind: str = "scan"
-    has_inputs: bool = True
-    has_outputs: bool = False
-    lower: str = ""
-    is_reversed: bool = False
+    length: int
+    function: str
+    module: str
+    kind: str
+    has_inputs: bool
+    has_outputs: bool
+    lower: str
+    is_reversed: bool
 
     @classmethod
     def of(cls, eqn: Any, callee: CalledFunction) -> CallingLoop:
@@ -72,7 +70,7 @@ class CallingLoop:
         )
 
     def code(self, size: int, policy: str = "") -> tuple[str, list[str]]:
-        """What to write for a checkpoint around so many steps, and what is to be said of it.
+        """The code of a checkpoint around so many steps, such as a scan of scans, and comments on it.
 
         ``policy`` is as for ``code_of``.
         """
@@ -84,7 +82,7 @@ class CallingLoop:
         if self.module:
             scan = {"flax.linen": "nn.scan", "flax.nnx": "nnx.scan"}[self.module]
             inner = f"{scan}({self.function.partition('.')[0]}, ...)"
-            code = f"{scan}({_CHECKPOINTS[self.module]}({inner}{options}), ...)"
+            code = f"{scan}({_checkpoint_of(self.module)}({inner}{options}), ...)"
             within = " by nn.map_variables, under the name that it has" if self.module == "flax.linen" else ""
             comments = [f"variables cut to ({count}, {size}, ...){within}"]
         elif self.kind == "fori_loop":
@@ -121,7 +119,7 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
     # Some have no definition to write it on, or none that it may stand on.
     if by_library or name == "<lambda>" or any(position is None for position, _ in static):
         return code_of_calls(callee, policy)
-    checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(policy, _positions(static))
+    checkpoint, options = _checkpoint_of(callee.module), _options(policy, _positions(static))
     written = f"@functools.partial({checkpoint}{options})" if options else f"@{checkpoint}"
     where = f"{'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}"
     # Of nnx it gives all by position, what has its default too.
@@ -135,13 +133,13 @@ def _positions(static: Iterable[tuple[int | None, str]]) -> list[int]:
 
 
 def _by_position(static: Iterable[tuple[int | None, str]]) -> str:
-    """What is to be said of the calls of a function with static parameters."""
+    """The comment on the calls of a function with static parameters; empty without any."""
     names = [name for position, name in static if position is not None]
     return f"its calls give {' and '.join(names)} by position" if names else ""
 
 
 def _leaks_comment(callee: CalledFunction) -> str:
-    """What is to be said of a function that leaves something unreturned."""
+    """The comment on a function that leaves something unreturned; empty for another."""
     if not callee.leaks:
         return ""
     return "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out"
@@ -182,30 +180,25 @@ def _in_its_place(callee: CalledFunction, keywords: str) -> tuple[str, str, int]
     return function, "", shift
 
 
-def code_of_group(
-    callee: CalledFunction, size: int, loop: CallingLoop | None, is_called_besides: bool, policy: str = ""
-) -> str:
-    """What to write for a checkpoint around so many calls after one another.
-
-    ``loop`` is one of JAX's that makes a call in each step; ``is_called_besides``: there are calls that none makes.
-    """
-    code, comments = ("", []) if loop is None else loop.code(size, policy)
+def code_of_group(place: Place, size: int, policy: str = "") -> str:
+    """What to write for a checkpoint around so many calls after one another, in loops and elsewhere."""
+    code, comments = ("", []) if place.loop is None else place.loop.code(size, policy)
     codes = [code] if code else []
-    if loop is None or is_called_besides:
-        own = "self, " if callee.library == "flax.linen" else ""
-        codes.append(_call("group", callee, policy))
+    if place.loop is None or place.is_besides:
+        own = "self, " if place.callee.library == "flax.linen" else ""
+        codes.append(_call("group", place.callee, policy))
         comments.append(f"group({own}...): {size} of these calls with what is between them")
     return _commented(codes, comments)
 
 
 def _commented(codes: Iterable[str], comments: Iterable[str]) -> str:
-    """What to write at one place or another, and what is to be said of it."""
+    """Codes with comments behind them: ``code; code  # comment; comment``."""
     comment = "; ".join(filter(None, comments))
     return "; ".join(codes) + (f"  # {comment}" if comment else "")
 
 
 def _call(function: str, callee: CalledFunction, policy: str, static: Sequence[int] = ()) -> str:
-    return f"{_CHECKPOINTS.get(callee.library, 'jax.checkpoint')}({function}{_options(policy, static)})"
+    return f"{_checkpoint_of(callee.library)}({function}{_options(policy, static)})"
 
 
 def _options(policy: str, static: Sequence[int]) -> str:
@@ -243,44 +236,67 @@ class Where:
     parts: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """A function, and what is known of its calls that have a checkpoint, or of those that have none.
+
+    ``times`` is how often it is called, None where that is not known; ``loop`` the longest that makes one call in each
+    step, and ``is_besides``: there are calls that no loop makes. Of loops whose steps are worth a checkpoint around
+    several, as this takes up most of them, ``steps`` run in all.
+    """
+
+    callee: CalledFunction
+    decorated: bool
+    times: int | None = 0
+    loop: CallingLoop | None = None
+    is_besides: bool = False
+    steps: int = 0
+
+    def add(self, scope: Scope, calls: Sequence[Interval]) -> None:
+        """Take in the calls that stand in one jaxpr."""
+        for _ in calls:
+            self.times = None if scope.times is None or self.times is None else self.times + scope.times
+        if scope.eqn is None or not _jax.is_scan(scope.eqn) or len(calls) > 1:
+            self.is_besides = True
+            return
+        loop = CallingLoop.of(scope.eqn, self.callee)
+        if self.loop is None or loop.length > self.loop.length:
+            self.loop = loop
+
+
 @dataclass(frozen=True, slots=True)
 class PossibleSites:
     """The places of a program that have no checkpoint, each as a site, and the functions by their keys: ``callees``.
 
-    ``decorated`` are those that have a checkpoint, by the keys of their sites; ``loops`` by key of either kind the loop
-    that makes one call in each step, the longest of several; ``besides`` the keys of either kind of which there are
-    calls that no such loop makes; ``groups`` steps of these loops that are worth a checkpoint around them, as sites.
+    ``places`` are these and those that have a checkpoint, by key; ``groups`` steps of loops that are worth a checkpoint
+    around them, as sites.
     """
 
     sites: tuple[Site, ...]
     callees: Mapping[str, CalledFunction]
-    decorated: Mapping[str, CalledFunction]
-    loops: Mapping[str, CallingLoop]
-    besides: frozenset[str]
+    places: Mapping[str, Place]
     groups: tuple[Site, ...]
 
     def where(self, key: str) -> Where | None:
         """What a key asks for, where that can be; None where it is of no such place."""
-        if key in self.decorated:
-            return None
-        if key in self.callees:
-            return Where(self.callees[key])
+        if key in self.places:
+            return None if self.places[key].decorated else Where(self.callees[key])
         match = _KEY.fullmatch(key)
         name = match["name"] if match else ""
-        callee = self.decorated.get(name) or self.callees.get(name)
-        if match is None or callee is None:
+        if match is None or name not in self.places:
             return None
+        place = self.places[name]
         chosen = slice(None)
         if match["slice"]:
             chosen = slice(*(int(text) if text else None for text in match["slice"][1:-1].split(":")))
         group = int(match["group"] or 1)
         if group < 1 or chosen.step == 0:
             raise RematError(f"at={key!r}: a step, or a number of calls in a group, is 1 at least.")
-        if name in self.decorated and match["slice"]:  # their calls share one trace, which does not tell them apart
+        if place.decorated and match["slice"]:  # their calls share one trace, which does not tell them apart
             raise RematError(
                 f"at={key!r}: {name} has a checkpoint of its own: choose all of its calls, or groups of them."
             )
-        return Where(callee, chosen, group, name in self.decorated, int(match["parts"] or 0))
+        return Where(place.callee, chosen, group, place.decorated, int(match["parts"] or 0))
 
     def code(self, key: str, policy: str = "") -> str:
         """What to write for a checkpoint at a place; arguments are those of ``where`` and ``code_of``."""
@@ -288,7 +304,7 @@ class PossibleSites:
         assert where is not None
         if where.group > 1:
             name = _KEY.fullmatch(key)["name"]  # pyright: ignore[reportOptionalSubscript] - `where` matched
-            return code_of_group(where.callee, where.group, self.loops.get(name), name in self.besides, policy)
+            return code_of_group(self.places[name], where.group, policy)
         return code_of(where.callee, policy) if key in self.callees else code_of_calls(where.callee, policy, key)
 
 
@@ -318,7 +334,13 @@ class Intervals:
             callee = self._jitted(eqn)
             if callee is not None and len(jaxpr.eqns) > (jaxpr is self._root):
                 intervals.append(_alone(callee, eqn, number))
-        intervals = [interval for interval in intervals if self._can_have_checkpoint(jaxpr, interval)]
+        writing = {number for number, eqn in enumerate(jaxpr.eqns) if _jax.writes_to_inputs(eqn)}
+        intervals = [
+            interval
+            for interval in intervals
+            if interval.callee.who not in self._calls.elsewhere
+            and writing.isdisjoint(range(interval.first, interval.last))
+        ]
         return sorted(intervals, key=lambda interval: (interval.first, -interval.last))
 
     def decorated(self, jaxpr: Any) -> list[Interval]:
@@ -348,10 +370,6 @@ class Intervals:
             return seen
         return CalledFunction((name, file, line)) if file and line and is_user_file(file) else None
 
-    def _can_have_checkpoint(self, jaxpr: Any, interval: Interval) -> bool:
-        eqns = jaxpr.eqns[interval.first : interval.last]
-        return interval.callee.who not in self._calls.elsewhere and not any(map(_jax.writes_to_inputs, eqns))
-
 
 def _alone(callee: CalledFunction, eqn: Any, number: int) -> Interval:
     """The interval of a call that is one equation, by what JAX calls what that takes."""
@@ -368,47 +386,6 @@ def is_walked(eqn: Any) -> bool:
 SHORTEST = 4
 """Steps: of fewer there is nothing to nest."""
 
-_Place = tuple[Identity, bool]
-"""A function, and whether its calls have a checkpoint."""
-
-
-class _Looped:
-    """Which places stand once in each step of a loop.
-
-    Attributes:
-        longest: by place the longest loop that makes one call in each step.
-        worth_grouping: by place such a loop whose steps are worth a checkpoint around several, as that place takes up
-            most of them, and how many steps run in all.
-        besides: the places of which there are calls that no such loop makes.
-    """
-
-    def __init__(self) -> None:
-        self.longest: dict[_Place, CallingLoop] = {}
-        self.worth_grouping: dict[_Place, tuple[CallingLoop, int]] = {}
-        self.besides: set[_Place] = set()
-
-    def add(self, scope: Scope, intervals: Iterable[tuple[Interval, bool]]) -> None:
-        """Take in the calls in a jaxpr, each with whether it has a checkpoint."""
-        calls = defaultdict[_Place, list[Interval]](list)
-        for interval, decorated in intervals:
-            calls[interval.callee.who, decorated].append(interval)
-        around = scope.eqn
-        if around is None or not _jax.is_scan(around):
-            self.besides.update(calls)
-            return
-        alone = {place: intervals[0] for place, intervals in calls.items() if len(intervals) == 1}
-        self.besides.update(calls.keys() - alone.keys())
-        for place, interval in alone.items():
-            loop = CallingLoop.of(around, interval.callee)
-            self.longest[place] = max(loop, self.longest.get(place, CallingLoop()), key=lambda loop: loop.length)
-        if alone:
-            place, widest = max(
-                alone.items(), key=lambda item: (item[1].last - item[1].first, "<" not in item[1].callee.who[0])
-            )
-            if CallingLoop.of(around, widest.callee).length >= SHORTEST:
-                _, steps = self.worth_grouping.get(place, (CallingLoop(), 0))
-                self.worth_grouping[place] = self.longest[place], steps + (scope.times or 0)
-
 
 def _leaks(eqns: Sequence[Any], interval: Interval, last_read: Mapping[Any, int]) -> bool:
     """Whether something that the equations of a call make is read after it, and is known not to be returned."""
@@ -418,45 +395,45 @@ def _leaks(eqns: Sequence[Any], interval: Interval, last_read: Mapping[Any, int]
 
 def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
     """The places of a program, in the order of their first call; ``table`` has those with a checkpoint."""
-    intervals, looped = Intervals(closed, calls), _Looped()
-    times: dict[Identity, int | None] = {}
-    callees: dict[Identity, CalledFunction] = {}
+    intervals, found = Intervals(closed, calls), dict[tuple[Identity, bool], Place]()
     for scope in scopes(closed, is_walked):
-        jaxpr, around = scope.jaxpr, scope.eqn
-        bare = intervals.of(jaxpr, around)
+        jaxpr = scope.jaxpr
+        bare = intervals.of(jaxpr, scope.eqn)
         last_read = last_reads(jaxpr.eqns, jaxpr.outvars)
-        looped.add(scope, [*((call, True) for call in intervals.decorated(jaxpr)), *((call, False) for call in bare)])
-        for interval in bare:
-            who = interval.callee.who
-            before = times.get(who, 0)
-            times[who] = None if scope.times is None or before is None else before + scope.times
-            callee = callees.setdefault(who, interval.callee)
-            if callee.module in ("", "class") and not callee.within:
-                eqns = jaxpr.eqns[interval.first : interval.last]
-                within = within_library(eqns, who)
+        here = defaultdict[Place, list[Interval]](list)
+        for decorated, some in ((True, intervals.decorated(jaxpr)), (False, bare)):
+            for call in some:
+                who = call.callee.who
+                callee = CalledFunction(who) if decorated else call.callee
+                here[found.setdefault((who, decorated), Place(callee, decorated))].append(call)
+        for place, some in here.items():
+            place.add(scope, some)
+            callee = place.callee
+            for call in some if not place.decorated and callee.module in ("", "class") else ():
+                within = callee.within or within_library(jaxpr.eqns[call.first : call.last], callee.who)
                 # What a library's own checkpoint lets out, such as state, may leave a function of it.
-                leaks = callee.leaks or (not within and _leaks(eqns, interval, last_read))
-                callees[who] = replace(callee, within=within, leaks=leaks)
+                leaks = callee.leaks or (not within and _leaks(jaxpr.eqns[call.first : call.last], call, last_read))
+                place.callee = callee = replace(callee, within=within, leaks=leaks)
+        alone = [(place, some[0]) for place, some in here.items() if len(some) == 1]
+        if alone and scope.eqn is not None and _jax.is_scan(scope.eqn) and _jax.scan_length(scope.eqn) >= SHORTEST:
+            widest, _ = max(alone, key=lambda it: (it[1].last - it[1].first, "<" not in it[1].callee.who[0]))
+            widest.steps += scope.times or 0
     site_keys = frozenset(table.keys.values())
-    keys: dict[Identity, str] = {}
-    for who, key in keys_of(tuple(times)).items():
-        # A function may have a checkpoint in one place, and be called without one in another.
-        keys[who] = f"{key} (without a checkpoint)" if key in site_keys else key
-    key_of = {
-        **{(who, False): key for who, key in keys.items()},
-        **{(who, True): key for who, key in table.keys.items()},
-    }
+    keys = keys_of(tuple(who for who, decorated in found if not decorated))
+    # A function may have a checkpoint in one place, and be called without one in another.
+    keys = {who: f"{key} (without a checkpoint)" if key in site_keys else key for who, key in keys.items()}
+    places = {key: found.get((who, True), Place(CalledFunction(who), True)) for who, key in table.keys.items()}
+    places |= {keys[who]: place for (who, decorated), place in found.items() if not decorated}
     groups = list[Site]()
-    for (who, decorated), (loop, steps) in looped.worth_grouping.items():
-        size = segment_of(loop.length)
-        code = code_of_group(callees.get(who, CalledFunction(who)), size, loop, (who, decorated) in looped.besides)
-        groups.append(_site(f"{key_of[who, decorated]}/{size}", who, math.ceil(steps / size), code))
+    for (who, decorated), place in found.items():
+        if place.steps and place.loop is not None:
+            key, size = (table.keys if decorated else keys)[who], segment_of(place.loop.length)
+            groups.append(_site(f"{key}/{size}", who, math.ceil(place.steps / size), code_of_group(place, size)))
+    bare_places = {key: place for key, place in places.items() if not place.decorated}
     return PossibleSites(
-        tuple(_site(keys[who], who, count or 0, code_of(callees[who])) for who, count in times.items()),
-        {keys[who]: callees[who] for who in times},
-        {key: CalledFunction(who) for who, key in table.keys.items()},
-        {key_of[place]: loop for place, loop in looped.longest.items() if place in key_of},
-        frozenset(key_of[place] for place in looped.besides if place in key_of),
+        tuple(_site(key, it.callee.who, it.times or 0, code_of(it.callee)) for key, it in bare_places.items()),
+        {key: place.callee for key, place in bare_places.items()},
+        places,
         tuple(groups),
     )
 

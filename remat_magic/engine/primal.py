@@ -9,15 +9,14 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
-from remat_magic.engine.failures import differentiating
-from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
-from remat_magic.engine.halves import Forward, ask_xla, forward_half
+from remat_magic.engine.gradients import Differentiated, find_gradients, half_of
+from remat_magic.engine.halves import Forward, ask_xla, differentiating, forward_half
 from remat_magic.engine.namespaces import Namespace
 from remat_magic.engine.possible import Intervals, PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature, can_be_output, flatten_outputs
@@ -28,13 +27,13 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
-# Operations of a program that XLA is asked about at once: it takes about a second for each thousand, and each choice
+# Operations of a program that XLA propagates shardings in unasked: a second for each thousand, and each choice
 # of a policy about as long again.
-_MOST_ASKED = 2000
+_LARGE = 2000
 
 
 class Answer(NamedTuple):
-    """How XLA spreads values; else why it was not asked, and whether that is only since it takes long."""
+    """How XLA shards values; else why that is not known, and whether only because it takes long."""
 
     spread: Propagated | None
     why_not: str = ""
@@ -46,7 +45,7 @@ class Primal:
 
     ``look_inside``: the gradients that it takes are looked for, and calls stand for these in its jaxpr. ``calls`` were
     recorded where the Python of the function ran before. ``shardings`` are of the array leaves and of the gradients, by
-    default those that the arguments have, and none. ``however_long``: XLA is asked about it of whatever size it is.
+    default those that the arguments have, and none. ``however_long``: XLA propagates its shardings, however large.
     ``names`` are what the names of the function stand for, by default what they do now. The function may raise what it
     likes.
 
@@ -61,7 +60,7 @@ class Primal:
     def __init__(
         self,
         fun: Callable[..., Any],
-        signature: Signature | InnerInputs,
+        signature: Signature | Differentiated,
         has_aux: bool,
         look_inside: bool = True,
         calls: Calls | None = None,
@@ -84,7 +83,7 @@ class Primal:
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         given = tuple(leaf.sharding for leaf in signature.arrays)
         self.shardings, self._of_gradients = (given, None) if shardings is None else shardings
-        self._given_so = shardings is not None or not isinstance(signature, InnerInputs)
+        self._given_so = shardings is not None or not isinstance(signature, Differentiated)
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.smaller: dict[str, tuple[Any, Calls]] = {}
@@ -109,7 +108,7 @@ class Primal:
         self.function = _jax.as_function(self.closed)
 
     def _is_as_jax_makes_it(self, jaxpr: Any) -> bool:
-        """Whether no gradient that was taken hold of stands in a jaxpr: JAX would write it in another way."""
+        """Whether a jaxpr holds no stand-in for a gradient, which JAX would write in another way."""
         return not self.gradients or not any(
             half_of(eqn) or "jvp(" in _jax.name_stack(eqn) for _, eqn in walk(jaxpr, once=True)
         )
@@ -132,15 +131,21 @@ class Primal:
         with _jax.reading():
             return possible_sites(self.closed, self.calls, self.table)
 
+    @functools.cached_property
+    def contents(self) -> Mapping[str, Contents]:
+        """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""
+        with _jax.reading():
+            return contents(self)
+
     def _flat(self, output: Any) -> list[Any]:
         leaves, aux = flatten_outputs(output, self.has_aux, self.name)
         # What goes in as it is may come out, as an equinox model's functions do.
         given = {id(leaf.value) for leaf in self.signature.leaves if not leaf.is_array}
         self._odd = next((leaf for leaf in leaves if not can_be_output(leaf) and id(leaf) not in given), None)
         leaves = [leaf for leaf in leaves if can_be_output(leaf)]
-        kept = [leaf for leaf in aux if can_be_output(leaf)]
-        self.outputs, self.auxiliary = len(leaves), len(kept)
-        return [*leaves, *kept]
+        auxiliary_leaves = [leaf for leaf in aux if can_be_output(leaf)]
+        self.outputs, self.auxiliary = len(leaves), len(auxiliary_leaves)
+        return [*leaves, *auxiliary_leaves]
 
     def require_differentiable(self) -> None:
         """Make sure that there is something to differentiate, and something that has a derivative."""
@@ -223,8 +228,8 @@ class Primal:
         spread.learn(closed, given)
         return spread
 
-    def asked_however_long(self) -> Primal:
-        """The same program, about which XLA is asked of whatever size it is."""
+    def of_any_size(self) -> Primal:
+        """The same program, whose shardings XLA propagates of whatever size it is."""
         other: Primal = copy.copy(self)
         other._generation, other._answer, other.however_long = _jax.Generation(), None, True
         other.__dict__.pop("unplaced", None)
@@ -232,23 +237,23 @@ class Primal:
 
     @property
     def answer(self) -> Answer:
-        """How XLA spreads the values over an automatic mesh, or why it was not asked; nothing where types tell."""
+        """How XLA shards the values over an automatic mesh, or why that is not known; nothing where types have it."""
         # No cached_property: in Python 3.11 all traces would wait for each other's compilations.
         if self._answer is None:
-            self._answer = self._ask()
+            self._answer = self._propagate()
         return self._answer
 
-    def _ask(self) -> Answer:
+    def _propagate(self) -> Answer:
         if self.automatic_devices == 1:
             return Answer(None)
         if not self._given_so:
             return Answer(None, "it is not known how what is differentiated inside is given to it")
         if self.signature.vmaps:
             return Answer(None, "jax.vmap maps the gradient that it takes")
-        if not self.however_long and sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
+        if not self.however_long and sum(1 for _ in walk(self.closed, once=True)) > _LARGE:
             return Answer(
                 None,
-                f"it has more than {_MOST_ASKED:,} operations, which takes long; trace.of_one_device() asks all the "
+                f"it has more than {_LARGE:,} operations, which takes long; trace.of_one_device() asks all the "
                 "same, and so does Ask XLA in the widget",
                 takes_long=True,
             )
@@ -261,7 +266,7 @@ class Primal:
         return Answer(propagated)
 
     def shardings_of(self, gradient: Differentiated) -> tuple[list[Any], list[Any]] | None:
-        """How XLA spreads what a gradient inside is given, and the gradients; None where it was not asked."""
+        """The shardings, by XLA, of what a gradient inside is given and of the gradients; None where not known."""
         if self.answer.spread is None:
             return None
         number = self.gradients.index(gradient)
@@ -310,7 +315,7 @@ class Primal:
 
     @functools.cached_property
     def automatic_devices(self) -> int:
-        """Over how many devices values are spread of whose types nothing tells it."""
+        """Over how many devices values are sharded without a word of it in their types."""
         in_equations = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
         return max((*map(_jax.automatic_devices, self.shardings), *in_equations), default=1)
 
@@ -318,7 +323,7 @@ class Primal:
     def untold_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that XLA may spread values over as well, in which neither types nor XLA tell of them.
 
-        XLA tells of values outside of a ``shard_map`` only.
+        XLA's shardings are of values outside of a ``shard_map`` only.
         """
         if self.devices == 1:
             return ()
@@ -329,7 +334,7 @@ class Primal:
 
     @property
     def unknown_values(self) -> int:
-        """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
+        """How many values outside of every ``shard_map`` count as replicated, since their sharding is not known."""
         if self.answer.spread is not None:
             return unknown_values(self.closed, self.answer.spread)
         return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0

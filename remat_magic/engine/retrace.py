@@ -3,154 +3,359 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
+import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.checkpoint_writer import with_checkpoints
-from remat_magic.engine.failures import failures
 from remat_magic.engine.gradients import half_of, under_policy
 from remat_magic.engine.halves import (
     Forward,
     Gradient,
     backward_half,
+    failures,
     input_type,
     lower,
     value_and_gradients,
     without_gc,
 )
+from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.primal import Primal
-from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Returned, abstract
-from remat_magic.engine.sites import Identity, PolicyWriter
+from remat_magic.engine.sites import Identity, PolicyWriter, own_checkpoint
 from remat_magic.engine.steps import Halves, InnerGradient, lowered_step
+from remat_magic.engine.vmaps import Vmap, parts_in
+from remat_magic.errors import one_line, text_of
 from remat_magic.jaxprs.provenance import Provenances, Spans
 from remat_magic.jaxprs.rewriting import NamedProgram, name_everything
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
-from remat_magic.policies import AS_WRITTEN, Resolved, resolve
+from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved, resolve
 from remat_magic.policies.keys import MEMORIES
-from remat_magic.records import Plan, RematError
+from remat_magic.records import Note, Plan, RematError
+from remat_magic.records.fit import by_hand
+
+_PLACES = 12  # named at most where a place is not known
 
 
-class PlanValues:
-    """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A choice made precise.
 
-    Args:
-        primal: the program.
-        selector: makes selections for it.
-        differentiate: has JAX differentiate it under a selection.
+    ``whole`` is the policy of a checkpoint to put around the whole function (None: none is put there), ``at_sites``
+    the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``label`` is what people
+    call the policy where that is not its key. ``identity`` is equal for selections that make the same program,
+    ``report_key`` for those that also read alike. ``naming`` is the program with every value named, where the policy is
+    of those names and not of the program's own: those of the values of ``plan``. ``resolved`` is the policy, None where
+    several places have one each. ``donate`` are the arguments that a training step may write over besides those that it
+    donates as written, which changes what is held and nothing else.
     """
 
-    def __init__(self, primal: Primal, selector: Selector, differentiate: Callable[[Selection], object]) -> None:
-        self._primal, self._selector, self._differentiate = primal, selector, differentiate
-        self._programs: dict[tuple[str, bool], NamedProgram] = {}
-        self._policies: dict[tuple[str | None, ...], Any] = {}  # one for each choice, whatever a plan of it is called
+    policy: str
+    at: str
+    whole: Any
+    at_sites: tuple[tuple[str, Any], ...]
+    code: str
+    notes: tuple[Note, ...] = ()
+    naming: NamedProgram | None = None
+    label: str = ""
+    resolved: Resolved | None = None
+    plan: Plan | None = None
+    donate: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Key of the program: the objects chosen, by identity."""
+        named = () if self.naming is None else (("", id(self.naming)),)
+        sites = ((key, id(p)) for key, p in self.at_sites)
+        return (id(self.whole) if self.whole is not None else None, *sites, *named)
+
+    @property
+    def report_key(self) -> tuple[Any, ...]:
+        """Key of the report."""
+        return (self.policy, self.at, self.identity, self.donate)
+
+
+class Selector:
+    """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
+
+    def __init__(
+        self,
+        primal: Primal,
+        vmaps: Mapping[str, Vmap],
+        parts: Mapping[str, int],
+        code_of_cut: Callable[[str | None], str],
+        parted: Callable[[str], list[PartedCall]],
+        differentiate: Callable[[Selection], object],
+    ) -> None:
+        self._primal, self._differentiate = primal, differentiate
+        self._named: dict[tuple[str, bool], NamedProgram] = {}
+        self._of_plans: dict[tuple[str | None, ...], Any] = {}  # a policy for each choice, whatever a plan is called
+        self._sites = {site.key: site for site in primal.table.sites}
+        self._possible, self._vmaps = primal.possible, vmaps
+        self._code_of_cut, self._parted = code_of_cut, parted
+        self._parts = {f"{key} in {count}": vmaps.get(key) for key, count in parts.items()}
+        self._function = primal.name
+        self._interned: dict[tuple[str | int, ...], Resolved] = {}
+        self._lock = threading.Lock()
+        own = own_checkpoint(primal.closed)
+        self._own = primal.site_of(own) if own is not None else None
+        self.default = "function" if self._own or not self._sites else "sites"
+
+    def intern(self, resolved: Resolved) -> Resolved:
+        """The one object for a policy: factories make unequal closures for equal arguments (jax 0.12)."""
+        # Policies of the user's own are told apart by what they are; `own` keeps them alive.
+        identity = (resolved.key, *map(id, resolved.own))
+        with self._lock:
+            if identity not in self._interned:
+                if resolved.own:
+                    namesakes = sum(key == resolved.key for key, *_ in self._interned)
+                    key = f"{resolved.key} #{namesakes + 1}" if namesakes else resolved.key
+                    alone = resolved.policy is resolved.own[0]
+                    policy = _guard(resolved.policy, resolved.key) if alone else resolved.policy
+                    resolved = replace(resolved, key=key, policy=policy)
+                self._interned[identity] = resolved
+            return self._interned[identity]
+
+    def used(self) -> list[Resolved]:
+        """The policies seen so far."""
+        with self._lock:
+            return list(self._interned.values())
 
     def clear(self) -> None:
-        """Drop the programs."""
-        self._programs.clear()
-        self._policies.clear()
+        """Drop the programs with their values named."""
+        self._named.clear()
+        self._of_plans.clear()
 
-    def program(self, at: str, remat3: bool) -> NamedProgram:
-        """The program with the values named that a policy there is asked about.
+    def named(self, at: str, remat3: bool) -> NamedProgram:
+        """The program with the values named that a policy at a place decides about; ``remat3``: under jax_remat3."""
+        if (at, remat3) not in self._named:
+            selection = self.select(resolve("nothing_saveable"), at)
+            closed = with_checkpoints(self._primal, selection.at_sites)
+            spans, rules = self._primal.provenances.spans, lambda: self._differentiate(selection)
+            self._named[at, remat3] = _named(self._primal, selection, closed, spans, rules=rules)
+        return self._named[at, remat3]
 
-        Args:
-            at: one place, or all sites.
-            remat3: whether jax_remat3 is in force.
-        """
-        program = self._programs.get((at, remat3))
-        if program is None:
-            selection = self._selector.select(resolve("nothing_saveable"), at)
-            primal = self._primal
-            closed = with_checkpoints(primal, selection.at_sites)
-            spans = primal.provenances.spans
-            program = self._name(selection, closed, spans, differentiate=lambda: self._differentiate(selection))
-            self._programs[at, remat3] = program
-        return program
-
-    def select(self, plan: Plan) -> Selection:
-        """A plan's choice, made precise.
-
-        Raises:
-            RematError: the program does other operations than the one that the plan was made for.
-        """
-        naming = self.program(plan.at, self._primal.remat3)
-        names = self._names(plan, naming)
-        moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
-        kept = sorted({*names} - {*moved})
-        policy = self._policies.setdefault((*kept, None, *moved), _policy(kept, moved))
-        unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-        return replace(unnamed, naming=naming, code=plan.code, label=plan.label, plan=plan)
-
-    def _names(self, plan: Plan, naming: NamedProgram) -> list[str]:
-        """The names of a plan's values in a program, which are told by its operations alone."""
-        keys = [value.key for value in plan.names]
-        if naming.fingerprint != plan.fingerprint or not naming.values.keys() >= {*keys}:
+    def of_plan(self, plan: Plan) -> Selection:
+        """A plan's choice, made precise."""
+        naming, names = self.named(plan.at, self._primal.remat3), {value.key for value in plan.names}
+        if naming.fingerprint != plan.fingerprint or not names <= naming.values.keys():
             raise RematError(
                 f"this plan was made for other operations than {self._primal.name} does now: make it anew with "
                 "trace.plan()."
             )
-        return keys
+        moved = sorted(value.key for value in plan.names if value.offloaded)
+        saved = sorted(names - {*moved})
+        policy = self._of_plans.setdefault((*saved, None, *moved), _saving(saved, moved))
+        unnamed = self.select(Resolved(plan.policy, "", policy), plan.at)
+        return replace(unnamed, naming=naming, code=plan.code, label=plan.label, plan=plan)
 
-    def again(self, selection: Selection, closed: Any) -> Any:
-        """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
+    def select(self, resolved: Resolved, at: str | None) -> Selection:
+        """One policy at one place, or at all sites."""
+        return replace(self._select(resolved, at), resolved=resolved)
 
-        Raises:
-            RematError: it does other operations than the program that the plan was made for.
-        """
-        if selection.naming is None:
-            return closed
-        naming = self._name(selection, closed, Spans(), like=selection.naming)
-        if naming.fingerprint != selection.naming.fingerprint:
-            raise RematError(
-                f"{self._primal.name} does other operations for these arguments than for those that the plan was made "
-                "for: trace it with these, and make a plan for them."
-            )
-        return naming.closed
+    def _select(self, resolved: Resolved, at: str | None) -> Selection:
+        at = self.default if at is None else at
+        if at == "function":
+            if self._own is not None:
+                return self._at_sites(resolved, at, (self._own,))
+            written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
+            whole = None if written else resolved.policy
+            code = f"{self._function} = jax.checkpoint({self._function}{option_of(resolved)})" if whole else ""
+            return Selection(resolved.key, at, whole, (), code, resolved.notes)
+        if at in self._parts and self._parts[at] is None:  # microbatches, each under that policy
+            whole = None if resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT else resolved.policy
+            code = self._code_of_cut(None if whole is None else option_of(resolved))
+            return Selection(resolved.key, at, whole, (), code, resolved.notes)
+        if at == "sites":
+            if not self._sites:
+                raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
+            return self._at_sites(resolved, at, tuple(self._sites))
+        as_written = resolved.policy is AS_WRITTEN and parts_in([at])  # which is in no parts
+        where = None if at in self._sites else self._possible.where(at)
+        if where is not None and where.parts and resolved.policy is not AS_WRITTEN:
+            option = None if resolved.policy is NO_CHECKPOINT else option_of(resolved)
+            codes = dict.fromkeys(call.code(option) for call in self._parted(at))
+            code = "\n".join(codes) if all(codes) else ""
+            return Selection(resolved.key, at, None, ((at, resolved.policy),), code, resolved.notes)
+        if where is not None or (at not in self._sites and as_written):
+            return self._at_calls(resolved, at)
+        self._check(at)
+        return self._at_sites(resolved, at, (at,))
 
-    def _name(
-        self,
-        selection: Selection,
-        closed: Any,
-        spans: Spans,
-        *,
-        differentiate: Callable[[], object] | None = None,
-        like: NamedProgram | None = None,
-    ) -> NamedProgram:
-        chosen = dict(selection.at_sites)
+    def select_each(self, chosen: Mapping[str, Resolved]) -> Selection:
+        """A policy for each of some sites; the others stay as written."""
+        whole, pairs, codes, notes, unknown = None, [], [], [], False
+        for key, resolved in chosen.items():
+            selection = self.select(resolved, key)
+            whole = selection.whole if selection.whole is not None else whole
+            pairs += selection.at_sites
+            codes += [selection.code] if selection.code else []
+            unknown |= by_hand(key) and not selection.code and resolved.policy is not AS_WRITTEN
+            notes += selection.notes
+        text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
+        lines = any("\n" in code or ".map(" in code for code in codes)
+        together = "" if unknown else ("\n" if lines else "; ").join(codes)
+        return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), together, tuple(notes))
 
-        def within(eqn: Any) -> bool:
-            return self._primal.table.key_of(eqn, spans) in chosen
+    def _at_sites(self, resolved: Resolved, at: str, keys: tuple[str, ...]) -> Selection:
+        if resolved.policy is AS_WRITTEN:
+            return Selection(resolved.key, at, None, (), "", resolved.notes)
+        pairs = tuple((key, resolved.policy) for key in keys)
+        functions = dict.fromkeys(self._sites[key].function for key in keys)
+        bare = resolved.policy is NO_CHECKPOINT
+        if vmap := self._parts.get(at):
+            code = vmap.code(parts_in([at])[vmap.key], None if bare else option_of(resolved))
+        elif bare:
+            code = f"# take jax.checkpoint off {', '.join(functions)}"
+        else:
+            texts = [source.text if (source := self._sites[key].source) else "" for key in keys]
+            if all(text.lstrip().startswith("@") for text in texts):
+                own = re.search(r"[\w.]*(checkpoint|remat)\b", texts[0])  # a library's, as eqx.filter_checkpoint
+                wrapper = own[0] if own else "jax.checkpoint"
+                option = option_of(resolved)
+                decorator = f"@functools.partial({wrapper}{option})" if option else f"@{wrapper}"
+                code = f"{decorator}  # on {', '.join(functions)}"
+            else:
+                code = "; ".join(f"jax.checkpoint({name}{option_of(resolved)})" for name in functions)
+        return Selection(resolved.key, at, None, pairs, code, resolved.notes)
 
-        checkpoints = within if selection.whole is None else None
-        return name_everything(
-            closed, checkpoints, rules=not self._primal.remat3, differentiate=differentiate, like=like
+    def _at_calls(self, resolved: Resolved, at: str) -> Selection:
+        if resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT:
+            return Selection(resolved.key, at, None, (), "", resolved.notes)
+        code = self._possible.code(at, _code(resolved))
+        return Selection(resolved.key, at, None, ((at, resolved.policy),), code, resolved.notes)
+
+    def _check(self, key: str) -> None:
+        if key in self._sites:
+            return
+        places = [*self._sites, *self._possible.callees]
+        if key in self._vmaps:
+            raise RematError(f"{key} is a place in parts: write at='{key} in {self._vmaps[key].divisors[0]}'.")
+        name, parts = re.fullmatch(r"(.*?)( in \d+)?", key).groups("")  # pyright: ignore[reportOptionalMemberAccess]
+        close = [f"{place}{parts}" for place in difflib.get_close_matches(name, places, 1)]
+        if not places:
+            raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
+        listed = ", ".join(map(repr, ["function", *places[:_PLACES]])) + (", ..." if len(places) > _PLACES else "")
+        has = f"did you mean {close[0]!r}?" if close else f"its places are {listed}."
+        raise RematError(f"{self._function} has no checkpoint site {key!r}: {has}")
+
+
+def _named(
+    primal: Primal, selection: Selection, closed: Any, spans: Spans, *, rules: Any = None, like: Any = None
+) -> NamedProgram:
+    """A jaxpr of a program with the values named that a selection's policy decides about.
+
+    ``rules`` differentiates it, for the values in rules of custom derivatives; names are as in ``like``.
+    """
+    chosen = dict(selection.at_sites)
+
+    def within(eqn: Any) -> bool:
+        return primal.table.key_of(eqn, spans) in chosen
+
+    checkpoints = within if selection.whole is None else None
+    return name_everything(closed, checkpoints, rules=not primal.remat3, differentiate=rules, like=like)
+
+
+def named_again(primal: Primal, selection: Selection, closed: Any) -> Any:
+    """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any."""
+    if selection.naming is None:
+        return closed
+    naming = _named(primal, selection, closed, Spans(), like=selection.naming)
+    if naming.fingerprint != selection.naming.fingerprint:
+        raise RematError(
+            f"{primal.name} does other operations for these arguments than for those that the plan was made "
+            "for: trace it with these, and make a plan for them."
         )
+    return naming.closed
 
 
-def _policy(kept: Sequence[str], moved: Sequence[str]) -> Any:
+def _saving(saved: Sequence[str], moved: Sequence[str]) -> Any:
     """JAX's policy that saves some names, and offloads others."""
     if not moved:
-        return jax.checkpoint_policies.save_only_these_names(*kept)
+        return jax.checkpoint_policies.save_only_these_names(*saved)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=kept, names_which_can_be_offloaded=moved, **MEMORIES
+        names_which_can_be_saved=saved, names_which_can_be_offloaded=moved, **MEMORIES
     )
+
+
+def _code(resolved: Resolved) -> str:
+    """A policy as code for ``policy=``; empty for the one that a checkpoint has by itself."""
+    return "" if resolved.key == "nothing_saveable" else resolved.code
+
+
+def option_of(resolved: Resolved) -> str:
+    """The argument of a checkpoint for a policy, after others."""
+    code = _code(resolved)
+    return f", policy={code}" if code else ""
+
+
+def policy_of_each(text: str) -> dict[str, str]:
+    """The places and policies of a text such as ``"block=none, head=dots_saveable"``, as ``select_each`` writes it."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        quote = "" if character == quote else quote or (character if character in "'\"" else "")
+        depth += 0 if quote else (character in "([{") - (character in ")]}")
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    pairs = [part.strip().partition("=") for part in parts]
+    if not all(key and policy for key, _, policy in pairs):
+        raise RematError(f"at={text!r} with the policy {MIXED!r} is to name a policy for each place: 'a=none, b=...'.")
+    return {key: policy for key, _, policy in pairs}
+
+
+_ANSWERS = (
+    bool,
+    type(Saveable),
+    type(Recompute),
+    Offloadable,
+)
+
+
+def _guard(policy: Any, key: str) -> Any:
+    """The user's policy, with sentences for its mistakes: JAX asserts, or takes any answer for a yes."""
+
+    @functools.wraps(policy)
+    def guarded(prim: Any, *args: Any, **params: Any) -> Any:
+        try:
+            answer = policy(prim, *args, **params)
+        except Exception as error:
+            reason = f" ({text})" if (text := one_line(text_of(error))) else ""
+            raise RematError(
+                f"the policy {key} raised {type(error).__name__} when asked about {prim}{reason}; a policy is called "
+                "as policy(primitive, *types, **parameters) and returns True to save."
+            ) from error
+        if isinstance(answer, _ANSWERS):
+            return answer
+        if callable(answer):
+            raise RematError(f"the policy {key} returned a function: it is a factory, so call it and pass its result.")
+        returned = one_line(text_of(answer, repr), 100)
+        raise RematError(
+            f"the policy {key} returned {returned} for {prim}: it must return True or False (or Saveable, Recompute or "
+            "Offloadable of jax.ad_checkpoint)."
+        )
+
+    return guarded
 
 
 T = TypeVar("T")
 
 
 class cached(Generic[T]):  # noqa: N801 - used like a property
-    """What an object makes when it is first asked for it, and keeps. The object's ``lock`` is held meanwhile.
+    """A property that is computed once, under the object's ``lock``.
 
     A ``cached_property`` of Python 3.11 has one lock for all objects, under which traces would wait for each other.
     """
@@ -184,28 +389,34 @@ class Dissection:
 
 
 class Retrace:
-    """What JAX makes of a program under one selection, each part when it is first asked for. From any thread.
+    """What JAX makes of a program under one selection, each part when it is first needed. From any thread.
 
     Args:
         primal: the program.
         inside: the gradient of a training step that it is, if it is one.
-        values: the values that plans save.
+        selector: knows the values that plans save.
         lock: is held while anything is made.
         selection: the selection.
 
     Attributes:
-        selection: that one, or another that makes the same program and asked last: errors speak of it.
+        selection: that one, or the last of others that make the same program, of which errors speak.
     """
 
     def __init__(
         self,
         primal: Primal,
         inside: InnerGradient | None,
-        values: PlanValues,
+        selector: Selector,
         lock: threading.RLock,
         selection: Selection,
     ) -> None:
-        self._primal, self._inside, self._values, self.lock, self.selection = primal, inside, values, lock, selection
+        self._primal, self._inside, self._selector, self.lock, self.selection = (
+            primal,
+            inside,
+            selector,
+            lock,
+            selection,
+        )
 
     @cached
     def program(self) -> Callable[..., Any]:
@@ -222,11 +433,7 @@ class Retrace:
 
     @cached
     def backward(self) -> Any:
-        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
-
-        Raises:
-            RematError: the function has none (a ``while_loop`` of unknown length).
-        """
+        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out."""
         half = self.forward
         with self._primal.tracing(), without_gc(), self._failures():
             return backward_half(half)
@@ -236,9 +443,6 @@ class Retrace:
         """For each call of the step that stands for a gradient both its halves, by its number.
 
         Other gradients than the one that the trace is of are as they are written.
-
-        Raises:
-            RematError: one of them has no backward half.
         """
         inside, halves = self._inside, dict[int, Halves]()
         assert inside is not None
@@ -248,7 +452,7 @@ class Retrace:
             for number, function in enumerate(inside.given.gradients):
                 if function is inside.function:
                     both, primal = (self.forward, self.backward), self._primal
-                elif number not in standing:  # it stands within another one, or its shapes alone were asked
+                elif number not in standing:  # it stands within another one, or is in a jax.eval_shape
                     continue
                 else:
                     other = inside.others[number]
@@ -264,15 +468,12 @@ class Retrace:
 
         Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
         does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
-
-        Raises:
-            RematError: the function has no backward half.
         """
         primal, at = self._primal, self.selection.at
         with primal.tracing():
-            naming = self._values.program(at, primal.remat3)
+            naming = self._selector.named(at, primal.remat3)
         with primal.tracing(remat3=False), without_gc(), self._failures():
-            half = primal.half(self._with_policies(self._values.program(at, False).closed))
+            half = primal.half(self._with_policies(self._selector.named(at, False).closed))
             backward = backward_half(half)
         return Dissection(at, naming, half, backward, primal.provenances, primal.arguments)
 
@@ -288,16 +489,10 @@ class Retrace:
 
         Where they are taken in a training step that is known, the step as one program: its Python runs once more.
 
-        Args:
-            shardings: one for each array leaf of ``Engine.inputs``, None where it is on no particular device; by
-                default those that the arguments had when traced.
-            alone: leave the step out.
-            platform: what to lower for ("tpu", "cuda"), for devices that need not be here: as many as the arguments
-                are shared over. Default: for where the arguments are.
-            donate: the arguments that the step may write over besides those that it donates as written.
-
-        Raises:
-            RematError: as ``forward`` and ``backward``, or it is that of one device of several.
+        ``shardings`` has one for each array leaf of ``Engine.inputs``, None where it is on no particular device; by
+        default those that the arguments had when traced. ``alone`` leaves the step out. ``platform`` ("tpu", "cuda") is
+        of devices that need not be here, by default where the arguments are. ``donate`` are arguments that the step may
+        write over besides those that it donates as written.
         """
         primal, inside = self._primal, self._inside
         step = None if alone or inside is None else inside.step
@@ -334,9 +529,7 @@ class Retrace:
     def applied(self, fun: Callable[..., Any], *, alone: bool = False) -> Callable[..., Any]:
         """A callable like ``fun`` with the selection's policies, which traces at every call.
 
-        Args:
-            fun: the function that was traced, or one like what the trace is of.
-            alone: whether it is the latter where the trace is of a step's gradient.
+        ``fun`` is like the function that was traced or, ``alone``, like what a step differentiates.
         """
         if self.selection.whole is None and not self.selection.at_sites:
             return fun
@@ -373,33 +566,25 @@ class Retrace:
                 with recording(earlier) as calls:
                     closed = jax.make_jaxpr(flat)(*arrays)
                 evaluate = rewritten(closed, calls)
-                earlier.keep(calls, closed)
+                earlier.adopt(calls, closed)
                 with failures(primal.name, policy):
                     return list(evaluate(*arrays))
 
         return on_arrays(fun, run)
 
     def _rewriting(self) -> Callable[[Any, Calls], Callable[..., Any]]:
-        """Makes of a jaxpr of the same function for other arguments, and its calls, a function with the selection.
-
-        Raises:
-            RematError: it does other operations than the program that the plan was made for.
-        """
+        """Makes of a jaxpr of the same function for other arguments, and its calls, a function with the selection."""
         selection = self.selection
 
         def rewritten(closed: Any, calls: Calls) -> Callable[..., Any]:
             closed = with_checkpoints(self._primal, selection.at_sites, (closed, calls))
-            evaluate = _jax.as_function(self._at_sites(self._values.again(selection, closed), Spans()))
+            evaluate = _jax.as_function(self._at_sites(named_again(self._primal, selection, closed), Spans()))
             return evaluate if selection.whole is None else jax.checkpoint(evaluate, policy=selection.whole)
 
         return rewritten
 
     def _halves_of(self, other: Primal) -> tuple[Forward, Any]:
-        """Both halves, the backward one closed, of the same function called with arguments of other types.
-
-        Raises:
-            RematError: the selection is a plan's, and the function does other operations for these.
-        """
+        """Both halves, the backward one closed, of the same function called with arguments of other types."""
         with other.tracing(), without_gc(), failures(other.name, self.selection.policy):
             half = other.half(self._rewriting()(other.closed, other.calls))
             return half, backward_half(half)

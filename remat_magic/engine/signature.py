@@ -91,21 +91,21 @@ def unbound(fun: Callable[..., Any]) -> Bound:
         @functools.wraps(bound.fun)
         def given(*args: Any, **kwargs: Any) -> Any:
             own = Bound(bound.fun, args[: len(bound.args)], {name: kwargs.pop(name) for name in bound.kwargs})
-            held, others = (bound.args, bound.kwargs), (own.args, own.kwargs)
-            return like(held, others, own.around(bound.fun, wrapped))(*args[len(own.args) :], **kwargs)
+            values, others = (bound.args, bound.kwargs), (own.args, own.kwargs)
+            return like(values, others, own.around(bound.fun, wrapped))(*args[len(own.args) :], **kwargs)
 
         return bound._replace(fun=given) if bound.args or bound.kwargs else Bound(fun)
     args, kwargs, settled = (), dict[str, Any](), list[bool]()
     while True:
         if libraries.has_attributes(inner, "func", "args", "keywords"):  # equinox has a partial of its own
-            inner, held, named = inner.func, inner.args, inner.keywords
+            inner, values, named = inner.func, inner.args, inner.keywords
             # So libraries bind what they have jitted to an object.
-            method = len(held) == 1 and getattr(type(held[0]), getattr(inner, "__name__", ""), None) is inner
+            method = len(values) == 1 and getattr(type(values[0]), getattr(inner, "__name__", ""), None) is inner
         elif (of := libraries.method_of(inner)) is not None:
-            inner, held, named, method = of[0], of[1:], {}, True
+            inner, values, named, method = of[0], of[1:], {}, True
         else:
             break
-        args, kwargs, settled = (*held, *args), {**named, **kwargs}, [not method] * len(held) + settled
+        args, kwargs, settled = (*values, *args), {**named, **kwargs}, [not method] * len(values) + settled
     if not any(_jax.is_inexact(abstract(leaf)) and not _is_number(leaf) for leaf in jax.tree.leaves((args, kwargs))):
         return Bound(fun)
     return Bound(inner, args, kwargs, frozenset([*kwargs, *(number for number, yes in enumerate(settled) if yes)]))
@@ -138,8 +138,8 @@ class Inputs:
 
     function: str
     leaves: tuple[Leaf, ...]
-    settings: Callable[[], AbstractContextManager[None]] | None = None
-    vmaps: _jax.Vmaps | None = None
+    settings: Callable[[], AbstractContextManager[None]] | None
+    vmaps: _jax.Vmaps | None
 
     @functools.cached_property
     def arrays(self) -> tuple[Leaf, ...]:
@@ -201,7 +201,7 @@ class Signature(Inputs):
         bound: Bound | None = None,
         numbers: bool = True,
     ) -> None:
-        self.function = function_name(fun)
+        self.function, self.settings, self.vmaps = function_name(fun), None, None
         self._bound = bound or Bound(fun)
         args, kwargs = (*self._bound.args, *args), {**self._bound.kwargs, **kwargs}
         names = argument_names(fun, args, kwargs)
@@ -321,10 +321,10 @@ class Signature(Inputs):
         def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
             arrays = jax.tree.leaves((args, kwargs))
             own_args, own_kwargs = self.arguments(arrays)
-            results = flat(fun(*own_args, **own_kwargs))
+            outputs = flat(fun(*own_args, **own_kwargs))
             before = {*map(id, arrays)}
             after = [leaf for leaf in jax.tree.leaves((own_args, own_kwargs)) if id(leaf) not in before]
-            return [*results, *(leaf for leaf in after if arrays and _jax.of_one_trace(leaf, arrays[0]))]
+            return [*outputs, *(leaf for leaf in after if arrays and _jax.of_one_trace(leaf, arrays[0]))]
 
         called.__dict__["__wrapped__"] = fun
         called.__name__ = self.function

@@ -31,8 +31,8 @@ _RESERVED = frozenset({"function", "sites"})  # what `at` means by itself
 def identity(eqn: Any, spans: Spans) -> Identity:
     """What makes two checkpoint equations one site: the function and the line where it is defined.
 
-    Where a library wraps it, JAX tells of the library's own. Those that wrap whole modules (flax.linen, haiku) keep the
-    module's name in the name stack; one module is called with several names, and the line of the call decides.
+    Where a library wraps it, JAX has the name of the library's own. Those that wrap whole modules (flax.linen, haiku)
+    have the module's name in the name stack; one module is called with several names, and the line of the call decides.
     """
     body = _jax.checkpoint_body(eqn)
     name, file, line = _jax.function_name(body)
@@ -133,22 +133,18 @@ def nearest_span(spans: Spans, scope: Scope, eqn: Any) -> SourceSpan | None:
 
 
 def keys_of(identities: tuple[Identity, ...]) -> dict[Identity, str]:
-    """The shortest of ``name``, ``name:line`` and ``name:line:file`` that tells the functions of a program apart."""
+    """The shortest of ``name``, ``name:line`` and ``name:line:file`` that is one function's alone."""
     shapes: list[Callable[[Identity], str]] = [
         lambda who: who[0],
         lambda who: f"{who[0]}:{who[2]}",
         lambda who: f"{who[0]}:{who[2]}:{os.path.basename(who[1])}",
         lambda who: f"{who[0]}:{who[2]}:{who[1]}",
     ]
-    counts = [Counter(map(shape, identities)) for shape in shapes]
+    counts = [(shape, Counter(map(shape, identities))) for shape in shapes]
     keys: dict[Identity, str] = {}
     for who in identities:
-        key = ""
-        for shape, count in zip(shapes, counts, strict=True):  # the last one tried is taken
-            key = shape(who)
-            if key not in _RESERVED and count[key] == 1:
-                break
-        keys[who] = key
+        apart = (key for shape, count in counts if count[key := shape(who)] == 1 and key not in _RESERVED)
+        keys[who] = next(apart, shapes[-1](who))
     return keys
 
 

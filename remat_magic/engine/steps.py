@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from remat_magic import _jax
-from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
+from remat_magic.engine.gradients import Differentiated, half_of, is_half
 from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
@@ -25,7 +25,7 @@ ITSELF = "none"
 
 
 class InnerGradient:
-    """A gradient that a program takes inside: what is told of it, the function that it is of, and the program."""
+    """A gradient that a program takes inside: its record, the function that it is of, and the program."""
 
     def __init__(self, call: GradientCall, function: Differentiated, given: Primal) -> None:
         self.call, self.function, self.given = call, function, given
@@ -35,20 +35,25 @@ class InnerGradient:
         """The function that is differentiated, as a program of its own."""
         function, given = self.function, self.given
         shardings = given.shardings_of(function)
-        inputs, however_long = InnerInputs(function), given.however_long
-        return Primal(function.evaluate, inputs, True, False, given.calls, shardings, however_long)
+        return Primal(function.evaluate, function, True, False, given.calls, shardings, given.however_long)
 
     @functools.cached_property
-    def step(self) -> Step | None:
-        """The training step that takes it; None where that is not known.
+    def _step(self) -> Step | str:
+        return step_of(self.given, self.function)
 
-        It is not known where the gradient writes to references, is differentiated itself, or is part of another one.
-        """
-        return step_of(self.given, self)
+    @property
+    def step(self) -> Step | None:
+        """The training step that takes it; None where that is not known."""
+        return self._step if isinstance(self._step, Step) else None
+
+    @property
+    def why_no_step(self) -> str:
+        """Why that is not known, as the end of a sentence; empty where it is."""
+        return self._step if isinstance(self._step, str) else ""
 
     @functools.cached_property
     def others(self) -> tuple[InnerGradient, ...]:
-        """Each gradient that the program takes, by its number: also those that are not told of."""
+        """Each gradient that the program takes, by its number: also those that have no record."""
         return tuple(InnerGradient(self.call, function, self.given) for function in self.given.gradients)
 
     @functools.cached_property
@@ -89,7 +94,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
                 calls.add(("backward", half[1]))
         elif "transpose(" in _jax.name_stack(eqn):
             transposed.add(id(_jax.traceback_of(eqn)))
-    # What is differentiated and never pulled back is no gradient, nor is what jax.eval_shape is asked of.
+    # What is differentiated and never pulled back is no gradient, nor is what jax.eval_shape is called with.
     functions = {
         number: inner
         for number, inner in enumerate(primal.gradients)
@@ -98,12 +103,12 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     }
     first: dict[Identity, Differentiated] = {}
     given_back: set[Identity] = set()
-    results = _given_back(primal) if functions else ()
+    outputs = _given_back(primal) if functions else ()
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
     for number, inner in functions.items():
         first.setdefault(inner.who, inner)
         # A step may attack its examples first, by gradients of the same loss in these.
-        if inner.who not in given_back and _is_among(results, inner):
+        if inner.who not in given_back and _is_among(outputs, inner):
             given_back.add(inner.who)
             first[inner.who] = inner
         for traceback in _tracebacks(inner):
@@ -121,9 +126,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     keys = keys_of(tuple(first))
     gradients = list[InnerGradient]()
     for who, inner in first.items():
-        call = GradientCall(
-            keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), InnerInputs(inner).wrt
-        )
+        call = GradientCall(keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), inner.wrt)
         gradients.append(InnerGradient(call, inner, primal))
     if len(gradients) > 1:
         gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))
@@ -150,7 +153,7 @@ def choose(
 ) -> InnerGradient | None:
     """The gradient that a trace is of, of those that a function takes inside; None for its own derivative.
 
-    ``key`` is that of the one that is asked for, or ``ITSELF``. ``differentiate``: something else says that the
+    ``key`` is that of the one that is wanted, or ``ITSELF``. ``differentiate``: something else says that the
     function itself is to be differentiated.
     """
     if key is None:
@@ -224,27 +227,34 @@ def _examples_outside(given: Primal, function: Differentiated) -> int:
     )
 
 
-def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
-    """The step that takes a gradient; None where no calls stand for it there, or one is mapped outside of a call.
-
-    None as well where a backward half runs in a loop or a branch that its forward half stands outside of.
-    """
-    if any(_examples_outside(given, function) > 1 for function in given.gradients) or _halves_apart(given):
-        return None
-    number = given.gradients.index(gradient.function)
+def step_of(given: Primal, function: Differentiated) -> Step | str:
+    """The step that differentiates a function; else, for a sentence, why it is not known."""
+    number = given.gradients.index(function)
     calls = {half_of(eqn): (scope, eqn) for scope, eqn in walk(given.updating, once=True)}
+    examples = max(_examples_outside(given, inner) for inner in given.gradients)
+    if examples > 1:
+        return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
+    if function.depth:
+        return f"{function.who[0]} is differentiated inside of what is differentiated itself"
+    if ("forward", number) in calls and ("backward", number) not in calls:
+        return "its backward pass is not in there: what jax.vjp gives is returned"
+    if apart := _halves_apart(given):
+        whose = "its" if number in apart else "another gradient's"
+        return f"{whose} backward pass runs in a loop or a branch that its forward pass is outside of"
     if ("backward", number) not in calls:
-        return None
+        if _jax.has_effects(function.closed):
+            return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
+        return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
     scope, eqn = calls["forward", number]
-    primals = len(gradient.function.primals)
-    operands = eqn.invars[len(eqn.invars) - primals - len(gradient.function.constants) :]
+    primals = len(function.primals)
+    operands = eqn.invars[len(eqn.invars) - primals - len(function.constants) :]
     parameters, captured = _behind(scope, operands[len(operands) - primals :])
     batch, read = _behind(scope, operands[: len(operands) - primals])
     count = len(given.types)
     roles: list[ArgumentRole] = [
         "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
     ]
-    read_inside = {*read, *map(id, _jax.consts_of(gradient.function.closed))} - captured.keys()
+    read_inside = {*read, *map(id, _jax.consts_of(function.closed))} - captured.keys()
     constants: dict[int, ArgumentRole] = {
         key: "parameter" if key in captured else "state"
         for around in scopes(given.updating, lambda eqn: half_of(eqn) is None)
@@ -273,25 +283,6 @@ def _halves_apart(given: Primal) -> set[int]:
     }
 
 
-def why_no_step(given: Primal, function: Differentiated) -> str:
-    """Why the step is not known that differentiates a function, for a sentence."""
-    examples = max(_examples_outside(given, inner) for inner in given.gradients)
-    if examples > 1:
-        return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
-    if function.depth:
-        return f"{function.who[0]} is differentiated inside of what is differentiated itself"
-    halves = {half_of(eqn) for _, eqn in walk(given.updating, once=True)}
-    if ("forward", number := given.gradients.index(function)) in halves and ("backward", number) not in halves:
-        return "its backward pass is not in there: what jax.vjp gives is returned"
-    apart = _halves_apart(given)
-    if apart:
-        whose = "its" if number in apart else "another gradient's"
-        return f"{whose} backward pass runs in a loop or a branch that its forward pass is outside of"
-    if _jax.has_effects(function.closed):
-        return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
-    return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
-
-
 def lowered_step(
     given: Primal, step: Step, applied: Callable[..., Any], shardings: Sequence[Any], platform: str | None
 ) -> tuple[Any, jax.stages.Lowered, tuple[int, ...]]:
@@ -300,21 +291,21 @@ def lowered_step(
     ``applied`` is the step with the policy in it, ``platform`` what to lower for; None for where the arguments are.
     """
     whole = Primal(applied, given.signature, given.has_aux, look_inside=False, names=given.names)
-    room = Counter(map(_kind, whole.updating.out_avals))
+    left = Counter(map(_kind, whole.updating.out_avals))
     donated = list[int]()  # those only that an output fits into, as JAX does: it warns of others
     for number, aval in enumerate(whole.types):
-        if step.donated[number] and room[_kind(aval)]:
-            room[_kind(aval)] -= 1
+        if step.donated[number] and left[_kind(aval)]:
+            left[_kind(aval)] -= 1
             donated.append(number)
-    program, results = whole.updating, None
+    program, out_shardings = whole.updating, None
     # XLA makes another program of a jitted function that is called in one than of the function itself.
     called = _jax.called_whole(program)
     if called and all(None in pair or pair[0] == pair[1] for pair in zip(shardings, called[1], strict=True)):
-        program, wanted_shardings, results = called
+        program, wanted_shardings, out_shardings = called
         shardings = [own or as_wanted for own, as_wanted in zip(shardings, wanted_shardings, strict=True)]
     types = [input_type(aval, sharding) for aval, sharding in zip(whole.types, shardings, strict=True)]
     with whole.tracing(), without_gc():
-        return *lower(_jax.as_function(program), types, platform, donated, results), tuple(donated)
+        return *lower(_jax.as_function(program), types, platform, donated, out_shardings), tuple(donated)
 
 
 def _behind(scope: Scope, atoms: Iterable[Any]) -> tuple[set[int], dict[int, Any]]:
@@ -356,9 +347,9 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
     """
     if not _uses_gradients(primal.closed):
         return True
-    results = _given_back(primal)
-    return [aval.shape for aval in results] != [()] and any(
-        _is_among(results, gradient.function) or _sources_are_among(results, primal, gradient.function)
+    outputs = _given_back(primal)
+    return [aval.shape for aval in outputs] != [()] and any(
+        _is_among(outputs, gradient.function) or _sources_are_among(outputs, primal, gradient.function)
         for gradient in gradients
     )
 
@@ -379,18 +370,18 @@ def _given_back(primal: Primal) -> Sequence[Any]:
     return all_ if any(put) and _uses_gradients(primal.updating, put) else returned
 
 
-def _is_among(results: Sequence[Any], function: Differentiated) -> bool:
+def _is_among(outputs: Sequence[Any], function: Differentiated) -> bool:
     """Whether something like all that a function is differentiated in is among the results of a program."""
     wanted = _differentiated_types(function)
     # A number per example is no gradient by its shape: any column of results has it.
     mapped = bool(function.vmaps or function.devices) and any(shape for shape, _ in wanted)
     copies = function.copies if mapped else 0
     return bool(wanted) and all(
-        sum(_is_like(aval, kind, copies) for aval in results) >= count for kind, count in wanted.items()
+        sum(_is_like(aval, kind, copies) for aval in outputs) >= count for kind, count in wanted.items()
     )
 
 
-def _sources_are_among(results: Sequence[Any], primal: Primal, function: Differentiated) -> bool:
+def _sources_are_among(outputs: Sequence[Any], primal: Primal, function: Differentiated) -> bool:
     """Whether values of the types of all arrays that a function is differentiated in, or that these are made of."""
     if (function.vmaps or function.devices) and not any(shape for shape, _ in _differentiated_types(function)):
         return False  # a derivative in each example's number is like these, too
@@ -401,7 +392,7 @@ def _sources_are_among(results: Sequence[Any], primal: Primal, function: Differe
             types = (*(primal.types[index] for index in inputs), *constants.values())
             wanted = Counter(_kind(aval) for aval in types if _jax.is_inexact(aval))
             break
-    return bool(wanted) and not wanted - Counter(map(_kind, results))
+    return bool(wanted) and not wanted - Counter(map(_kind, outputs))
 
 
 def _differentiated_types(function: Differentiated) -> Counter[tuple[Any, Any]]:

@@ -71,9 +71,7 @@ class Vmap:
     def codes(self, parts: int, option: str | None) -> dict[SourceSpan, str]:
         """What to write for each call that is one expression, such as ``jax.vmap(f, (None, 0))(p, xs)``.
 
-        Args:
-            parts: how many.
-            option: the checkpoint's further arguments; None for no checkpoint.
+        ``option`` has the checkpoint's further arguments; None for no checkpoint.
         """
         texts = ((span, size, _text_of(span)) for span, size in self.calls)
         codes = {span: _in_parts(text, self.who[0], self.axes, size // parts, option) for span, size, text in texts}
@@ -87,11 +85,7 @@ class Vmap:
         return "\n".join(dict.fromkeys(codes)) if all(codes) else ""
 
     def check(self, parts: int) -> None:
-        """Make sure that it can be done in so many parts.
-
-        Raises:
-            RematError: it cannot.
-        """
+        """Make sure that it can be done in so many parts."""
         if self.refused:
             raise RematError(f"{self.key} cannot be done in parts: {self.refused}.")
         if parts not in self.divisors:
@@ -120,7 +114,8 @@ def _text_of(span: SourceSpan) -> str:
 def _in_parts(text: str, name: str, axes: Any, size: int, option: str | None) -> str:
     """An expression that maps the function ``name``, in parts of a size; empty where it is another expression.
 
-    Empty too where other axes than leading ones of whole arguments are mapped. Where ``axes`` is None the text tells.
+    Empty too where other axes than leading ones of whole arguments are mapped. They are read from the text
+    where ``axes`` is None.
     """
     try:
         match parse_expression(text):
@@ -150,10 +145,9 @@ def _in_parts(text: str, name: str, axes: Any, size: int, option: str | None) ->
 
 
 class Vmaps:
-    """Takes down the ``vmap`` calls of a trace, and has some of them done in parts.
+    """Records the ``vmap`` calls of a trace, and has some of them done in parts.
 
-    Args:
-        parts: by function the key of its place, and how many parts. Default: none.
+    ``parts`` has by function the key of its place, and how many parts.
     """
 
     def __init__(self, parts: Mapping[Identity, tuple[str, int]] | None = None) -> None:
@@ -211,11 +205,7 @@ def parts_in(keys: Iterable[Any]) -> dict[str, int]:
 
 
 def refuse_other_bits(closed: Any, key: str, site_of: Callable[[Any], str]) -> None:
-    """Make sure that no part makes random bits that depend on how many examples there are.
-
-    Raises:
-        RematError: one does.
-    """
+    """Make sure that no part makes random bits that depend on how many examples there are."""
     for scope, eqn in walk(closed, once=True):
         if _jax.has_other_bits(eqn) and any(_jax.is_checkpoint(it) and site_of(it) == key for it in scope.around()):
             raise RematError(
@@ -233,22 +223,22 @@ def _parameters(fun: Any) -> tuple[str, ...]:
 
 def _who(call: _jax.VmapCall, user: FrameType) -> Identity | None:
     """The user's function, or a library's layer, that is mapped; else what the user's own line maps."""
-    held, seen = deque([call.function]), list[Any]()
-    while held and len(seen) < _LOOKED_AT:
-        fun = held.popleft()
+    todo, seen = deque([call.function]), list[Any]()
+    while todo and len(seen) < _LOOKED_AT:
+        fun = todo.popleft()
         if not callable(fun) or any(fun is it for it in seen):
             continue
         seen.append(fun)
         code = getattr(fun, "__code__", None)
         if isinstance(code, CodeType) and (is_user_file(code.co_filename) or is_layer(code)):
             return name_of(code).removesuffix(".__call__"), code.co_filename, code.co_firstlineno
-        held.extendleft(getattr(fun, name) for name in ("func", "__func__", "__wrapped__") if hasattr(fun, name))
+        todo.extendleft(getattr(fun, name) for name in ("func", "__func__", "__wrapped__") if hasattr(fun, name))
         if isinstance(fun, FunctionType):
-            held += inspect.getclosurevars(fun).nonlocals.values()
+            todo += inspect.getclosurevars(fun).nonlocals.values()
         elif isinstance(fun, type):  # of linen's modules
-            held.append(vars(fun).get("__call__"))
+            todo.append(vars(fun).get("__call__"))
         else:
-            held += [type(fun).__call__, *getattr(fun, "__dict__", {}).values()]
+            todo += [type(fun).__call__, *getattr(fun, "__dict__", {}).values()]
     if user is not call.frame:
         return None  # a library's own
     return getattr(call.function, "__name__", type(call.function).__name__), user.f_code.co_filename, user.f_lineno

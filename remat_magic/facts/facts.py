@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.failures import is_passing
-from remat_magic.engine.halves import without_gc
-from remat_magic.engine.retrace import Retrace, cached
-from remat_magic.engine.selection import Selection
+from remat_magic.engine.halves import is_passing, without_gc
+from remat_magic.engine.retrace import Retrace, Selection, cached
 from remat_magic.facts import reports
 from remat_magic.facts.buffers import DeviceMemory, memory_of
 from remat_magic.facts.memory import Schedule, both_halves, step_schedule

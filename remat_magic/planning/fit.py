@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from remat_magic import _jax, devices, units
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.microbatches import batches
-from remat_magic.engine.selection import policy_of_each
+from remat_magic.engine.retrace import policy_of_each
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times

@@ -1,15 +1,16 @@
 """What the backward pass needs, and what computing each of it again needs: the ground on which plans are made.
 
-It is as JAX itself tells it. The program, with every value named, is differentiated under a policy that saves nothing.
+It is read off JAX's own jaxprs. The program, with every value named, is differentiated under a policy that saves none.
 In the backward jaxpr each operation stands with its operands, and each name is a *gate*: save that value, and what lies
 behind it need not run for those who read it there.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Figures(NamedTuple):
     offloaded_bytes: int
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Graph:
     """Operations of a backward pass and what they read.
 
@@ -49,7 +50,7 @@ class Graph:
         copies: how many copies of its value saving a name keeps.
         operations: the equations that a node recomputes, each with how often it runs.
         deferred: whether some of these ran in no forward pass, so that their values have no names.
-        type_of: tells the types of variables, with how they are spread over a mesh.
+        type_of: gives the types of variables, with how they are sharded over a mesh.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -62,7 +63,6 @@ class Graph:
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
     deferred: bool = False
     type_of: TypeOf = own_type
-    _arrays: _Arrays | None = None
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -76,9 +76,11 @@ class Graph:
 
     def run(self, chosen: Collection[str] = ()) -> Run:
         """The backward pass if just these names are saved."""
-        if self._arrays is None:
-            self._arrays = _Arrays(self)
         return Run(self._arrays, chosen)
+
+    @functools.cached_property
+    def _arrays(self) -> _Arrays:
+        return _Arrays(self)
 
     def used(self, chosen: Collection[str]) -> frozenset[str]:
         """Those of some names whose values are read if just these names are saved."""
@@ -143,8 +145,8 @@ class Run:
         again = reached[~closed[reached]]
         self.gates, self.nodes = reached[closed[reached]], again[again < arrays.nodes]
         times = np.bincount(arrays.name_of[self.gates], arrays.passed[self.gates], len(arrays.bytes)).astype(np.int64)
-        kept = (np.minimum(times, arrays.copies) * arrays.bytes).sum() + arrays.leaf_bytes[again].sum()
-        self.saved_bytes, self.recomputed_flops = int(kept), int(arrays.flops[again].sum())
+        nbytes = (np.minimum(times, arrays.copies) * arrays.bytes).sum() + arrays.leaf_bytes[again].sum()
+        self.saved_bytes, self.recomputed_flops = int(nbytes), int(arrays.flops[again].sum())
 
     @property
     def used(self) -> frozenset[str]:
@@ -165,11 +167,8 @@ class Run:
 
 
 def build(parts: Dissection, runs: int = 1) -> Graph:
-    """The graph of a function whose values are all named."""
-    graph = _Builder(parts).graph
-    graph.flops = [runs * flops for flops in graph.flops]
-    graph.operations = [tuple((eqn, runs * turns) for eqn, turns in operations) for operations in graph.operations]
-    return graph
+    """The graph of a function whose values are all named, and which runs so many times."""
+    return _Builder(parts, runs).graph
 
 
 class _Leaf(NamedTuple):
@@ -182,14 +181,14 @@ class _Leaf(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, parts: Dissection) -> None:
-        self.graph = Graph(type_of=parts.half.type_of)
+    def __init__(self, parts: Dissection, runs: int) -> None:
+        self.graph, self._runs = Graph(type_of=parts.half.type_of), runs
         self._residuals = len(parts.half.residual_types)
         self._recomputation = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.graph.copies = kept_copies(parts.naming)
+        self.graph.copies = saved_copies(parts.naming)
         top = self._recomputation.top
         operations = list(self._operations(top))
         for scope, eqn in operations:
@@ -237,8 +236,8 @@ class _Builder:
             if self._recomputation(leaf):
                 price, around = equation_cost(leaf, type_of=self.graph.type_of), self._recomputation.surroundings(inner)
                 # What is not known counts as none, as in the report.
-                flops = 0 if price.uncosted else price.flops * around.runs
-                operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
+                flops = 0 if price.uncosted else price.flops * around.runs * self._runs
+                operations.append(_Leaf(leaf, flops, around.branches, inner.turns * self._runs))
                 self.graph.deferred |= flops > 0 and not self._recomputation.repeated(leaf)
             elif not _jax.is_transparent(leaf):
                 again = False
@@ -324,71 +323,46 @@ def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
 
 # -------------------------------------------------------------------------------------------------------- kept copies
 
-_Loops = frozenset[tuple[int, int]]  # each with its depth and its length
 
-
-def kept_copies(naming: NamedProgram) -> dict[str, int]:
-    """For each name that was given in a program the copies that are kept of its value, in all calls together.
+def saved_copies(naming: NamedProgram) -> dict[str, int]:
+    """For each name that was given in a program the copies of its value that are saved, in all calls together.
 
     JAX moves residuals out of a scan whose value is the same in every iteration (an attention mask made inside a
     block): these are saved once, whatever the scan's length.
     """
-    copies = _Copies(naming.rules)
+    copies: dict[str, int] = {}
+
+    def visit(jaxpr: Any, inputs: Sequence[frozenset[tuple[int, int]]], depth: int) -> list[frozenset[tuple[int, int]]]:
+        """The loops that the outputs change in, from those that the inputs do; a loop is its depth and its length."""
+        changing = dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def loops_of(atom: Any) -> frozenset[tuple[int, int]]:
+            return frozenset() if _jax.is_literal(atom) else changing.get(atom, frozenset())
+
+        for eqn in jaxpr.eqns:
+            read = [*map(loops_of, eqn.invars)]
+            everything = frozenset[tuple[int, int]]().union(*read)
+            results = [everything] * len(eqn.outvars)
+            name, rule, inside = _jax.checkpoint_name_of(eqn), naming.rules.get(id(eqn)), _jax.bodies(eqn)
+            if name is not None and is_given(name):
+                copies[name] = copies.get(name, 0) + math.prod(length for _, length in everything)
+            if rule is not None:  # after its own operands it has tangents, which are no values of the program
+                own = read[len(read) - len(_jax.rule_inputs(eqn)) :]
+                visit(rule, [*own, *[everything] * (len(rule.invars) - len(own))], depth)
+            if len(inside) == 1 and len(inside[0].operands) == len(read) and not _jax.is_custom_rule(eqn):
+                body = inside[0].jaxpr
+                if _jax.is_scan(eqn):
+                    consts, carries, _ = _jax.scan_split(eqn)
+                    loop = (depth, _jax.scan_length(eqn))
+                    # What a carry is fed with may change with all that the scan is given.
+                    into = [*read[:consts], *[everything] * carries, *read[consts + carries :]]
+                    into[consts:] = [loops | {loop} for loops in into[consts:]]
+                    results = [loops - {loop} for loops in visit(body, into, depth + 1)]
+                elif len(body.outvars) == len(eqn.outvars):
+                    results = visit(body, read, depth)
+            changing.update(zip(eqn.outvars, results, strict=True))
+        return [*map(loops_of, jaxpr.outvars)]
+
     jaxpr = _jax.open_jaxpr(naming.closed)
-    copies.visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counting=True)
-    return copies.counts
-
-
-class _Copies:
-    """``counts`` has the copies of each name met so far; ``rules`` has the jaxpr of each custom derivative's rule."""
-
-    def __init__(self, rules: Mapping[int, Any]) -> None:
-        self.counts: dict[str, int] = {}
-        self._rules = rules
-        # What a scan's carry changes in is looked for until nothing is new, and in the scans inside it each time.
-        self._visited: dict[tuple[int, int, tuple[_Loops, ...]], list[_Loops]] = {}
-
-    def visit(self, jaxpr: Any, inputs: Sequence[_Loops], depth: int, *, counting: bool) -> list[_Loops]:
-        """The loops that a jaxpr's outputs change in, from those that its inputs do."""
-        key = (id(jaxpr), depth, tuple(inputs))
-        if counting or key not in self._visited:
-            changing: dict[Any, _Loops] = dict(zip(jaxpr.invars, inputs, strict=True))
-            for eqn in jaxpr.eqns:
-                read = [_of(changing, atom) for atom in eqn.invars]
-                name = _jax.checkpoint_name_of(eqn)
-                if counting and name is not None and is_given(name):
-                    self.counts[name] = self.counts.get(name, 0) + math.prod(length for _, length in read[0])
-                changing.update(zip(eqn.outvars, self._through(eqn, read, depth, counting), strict=True))
-            self._visited[key] = [_of(changing, atom) for atom in jaxpr.outvars]
-        return self._visited[key]
-
-    def _through(self, eqn: Any, read: list[_Loops], depth: int, counting: bool) -> list[_Loops]:
-        everything = frozenset[tuple[int, int]]().union(*read)
-        inside = _jax.bodies(eqn)
-        rule = self._rules.get(id(eqn)) if counting else None
-        if rule is not None:  # after its own operands it has tangents, which are no values of the program
-            own = read[len(read) - len(_jax.rule_inputs(eqn)) :]
-            tangents = [everything] * (len(rule.invars) - len(own))
-            self.visit(rule, [*own, *tangents], depth, counting=True)
-        if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
-            return [everything] * len(eqn.outvars)
-        body = inside[0].jaxpr
-        if not _jax.is_scan(eqn):
-            same = len(body.outvars) == len(eqn.outvars)
-            return self.visit(body, read, depth, counting=counting) if same else [everything]
-        consts, carries, _ = _jax.scan_split(eqn)
-        loop = (depth, _jax.scan_length(eqn))
-        into = read[:consts] + [loops | {loop} for loops in read[consts:]]
-        while True:  # what a carry is fed with, it changes with
-            out = self.visit(body, into, depth + 1, counting=False)
-            fed = [before | after for before, after in zip(into[consts : consts + carries], out, strict=False)]
-            if fed == into[consts : consts + carries]:
-                break
-            into[consts : consts + carries] = fed
-        if counting:
-            self.visit(body, into, depth + 1, counting=True)
-        return [loops - {loop} for loops in out]
-
-
-def _of(changing: Mapping[Any, _Loops], atom: Any) -> _Loops:
-    return frozenset() if _jax.is_literal(atom) else changing.get(atom, frozenset())
+    visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0)
+    return copies

@@ -27,8 +27,7 @@ from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematErro
 from remat_magic.records.fit import by_hand
 
 if TYPE_CHECKING:
-    from remat_magic.planning.planner import Objective
-    from remat_magic.planning.search import Request
+    from remat_magic.planning.search import Objective, Request
 
 Figure = Literal["peak_bytes", "peak_high"]
 
@@ -53,10 +52,10 @@ _KNOWN = 2  # what has no checkpoint, and what is as written: these are always t
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A policy at a place, or policies at several; ``after`` is the choice that tells whether it is worth a try.
+    """A policy at a place, or policies at several; ``after`` is the choice by which it is worth a try.
 
     With a ``limit`` it is a plan there, of which what is named of its report is to stay within so many bytes;
-    ``offloads`` tells that it may move values to the host. What is ``late`` promises less than plans.
+    With ``offloads`` it may move values to the host. What is ``late`` promises less than plans.
     """
 
     policy: str
@@ -73,22 +72,13 @@ def places(facts: Facts, device: str | devices.Device | None = None, most: int =
         raise RematError(f"most={most!r} choices are too few: give 1 or more.")
     chosen = None if device is None else devices.get(device)
     search = Search(facts, memory_of(chosen), chosen or devices.default())
-    deque(search.run(most), maxlen=0)
+    search.finish(most)
     return search.places()
 
 
 def searched(facts: Facts, memory: DeviceMemory = PLAIN, most: int = _SEARCHED) -> list[Report]:
     """What so many choices that promise most come to, with no estimate of times."""
-    search = Search(facts, memory)
-    deque(search.run(most), maxlen=0)
-    return search.tried
-
-
-def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
-    """The place of some calls of a function together, in a loop or one after another; empty where these are few."""
-    of_loop = (group.key for group in facts.engine.primal.possible.groups if group.key.rpartition("/")[0] == key)
-    calls = inside[key].calls
-    return next(of_loop, f"{key}/{round(math.sqrt(calls))}" if calls >= _FEWEST else "")
+    return Search(facts, memory).finish(most)
 
 
 class Search:
@@ -99,7 +89,7 @@ class Search:
         memory: peaks are as on a device that holds values so.
         device: whose times are estimated, None for none.
         capacity: the bytes that are to be fitted, for which plans are made. Default: none are made.
-        request: of a plan for a peak: that is the capacity, and what is known already, whoever asked, counts too.
+        request: of a plan for a peak: that is the capacity, and reports that are there already count too.
         at: the only place. Default: all.
     """
 
@@ -148,8 +138,13 @@ class Search:
             done += 1
         yield Progress(done, done)
 
+    def finish(self, most: int) -> list[Report]:
+        """Try so many choices, and plans; the reports of all."""
+        deque(self.run(most), maxlen=0)
+        return self.tried
+
     def _add_known(self) -> None:
-        """Take in what was asked for before, where a plan is to cost no more than that."""
+        """Take in the reports that are there already, where a plan is to cost no more than these."""
         tried = {(report.policy, report.at) for report in self.tried}
         for variant in self._facts.known() if self._request else ():
             report = variant.report(self._memory)
@@ -164,21 +159,24 @@ class Search:
         if self._at is not None:
             yield from (_Candidate(policy, self._at) for policy in ("none", "everything_saveable", *POLICIES))
             return
-        inside = engine.contents()
+        inside = engine.primal.contents
         sites = [site.key for site in engine.primal.table.sites]
         places = self._worth_trying(inside)
-        outside = self._outside(inside, places)
+        # In a checkpoint, another lowers what that repeats.
+        around = [inside[key].operations for key in sites if key in inside]
+        outside = [key for key in places if not any(inside[key].operations < other for other in around)]
         free = [key for key in outside if key not in sites]
         best = engine.default_at if sites else next(iter(places), "function")
         yield _Candidate("none", "sites" if sites else "function")
         yield _Candidate("as_written", engine.default_at)
         yield from (_Candidate(policy, best) for policy in POLICIES)
-        of_loops = {group.key.rpartition("/")[0] for group in engine.primal.possible.groups}
+        of_loops = {group.key.rpartition("/")[0]: group.key for group in engine.primal.possible.groups}
         loops = [key for key in outside if key in of_loops]
         for key in dict.fromkeys((*outside[:1], *loops[:_LOOPS])):
-            if group := _together(self._facts, key, inside):
+            calls = inside[key].calls
+            if key in of_loops or calls >= _FEWEST:
                 yield _Candidate(_NOTHING, key)
-                yield _Candidate(_NOTHING, group, (_NOTHING, key))
+                yield _Candidate(_NOTHING, of_loops.get(key, f"{key}/{round(math.sqrt(calls))}"), (_NOTHING, key))
         apart = _apart([key for key in outside if "<lambda>" not in key], inside)  # which have no definition
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
@@ -201,14 +199,6 @@ class Search:
             yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
         others = (choice for key in free[2:] for choice in _at(key))
         yield from (replace(choice, late=True) for choice in (*groups, *others))
-
-    def _outside(self, inside: Mapping[str, Contents], places: Sequence[str]) -> list[str]:
-        """Of places those in no checkpoint; in one, another lowers what that repeats."""
-        around: dict[int, list[set[int]]] = {}  # the checkpoints that each operation is in
-        for key in {site.key for site in self._facts.engine.primal.table.sites} & inside.keys():
-            for operation in inside[key].operations:
-                around.setdefault(operation, []).append(inside[key].operations)
-        return [key for key in places if not _is_within(inside[key].operations, around)]
 
     def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
         """What can be cut in the fewest parts, and in about the square root of the most; not where a call makes little.
@@ -290,7 +280,7 @@ class Search:
             b = (high - low) / (1 / few - 1 / many)
             fitting = [n for n in numbers if low + b * (1 / n - 1 / many) <= _SURELY * capacity]
             yield from (_Candidate(policy, f"{key} in {n}") for n in fitting[:1] if n not in tried)
-            inside = self._facts.engine.contents()
+            inside = self._facts.engine.primal.contents
             own = inside[key].operations if key in inside else set[int]()
             others = [at for _, at in sorted(by_place, key=by_place.__getitem__) if at in inside]
             others = [at for at in others if not own & inside[at].operations]
@@ -364,17 +354,17 @@ class Search:
 
         A plan at a place can do all that one inside it can.
         """
-        cost, held = self._objective().of, operator.attrgetter(figure)
+        cost, peak_of = self._objective().of, operator.attrgetter(figure)
         costs = dict[str, float]()
         for at in dict.fromkeys(report.at for report in self.tried):
-            known = sorted([*self._known(at), written], key=held)
-            below = [report for report in known if held(report) <= capacity]
+            known = sorted([*self._known(at), written], key=peak_of)
+            below = [report for report in known if peak_of(report) <= capacity]
             if below and below != [written]:
-                low, above = min(below, key=cost), [report for report in known if held(report) > capacity]
+                low, above = min(below, key=cost), [report for report in known if peak_of(report) > capacity]
                 high = min(above, key=cost, default=low)
-                part = (capacity - held(low)) / max(held(high) - held(low), 1)
+                part = (capacity - peak_of(low)) / max(peak_of(high) - peak_of(low), 1)
                 costs[at] = cost(low) + min(part, 1) * (cost(high) - cost(low))
-        inside = self._facts.engine.contents()
+        inside = self._facts.engine.primal.contents
         parts = {at: inside[at].operations for at in costs if at != "function" and at in inside}
         outer = [at for at in costs if not any(parts.get(at, set()) < other for other in parts.values())]
         return [at for at in sorted(outer, key=costs.__getitem__) if at.rpartition("/")[0] not in costs]
@@ -399,7 +389,7 @@ class Search:
         return None if self._device is None else self._device.host_bandwidth
 
     def _objective(self, *, offloads: bool = False) -> Objective:
-        from remat_magic.planning.planner import Objective  # whose solver takes long to import
+        from remat_magic.planning.search import Objective  # whose solver takes long to import
 
         if self._request is not None:
             return self._request.objective
@@ -411,13 +401,15 @@ class Search:
 
         assert choice.limit is not None
         figure, limit = choice.limit
-        objective, held = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
+        objective, peak_of = self._objective(offloads=choice.offloads), operator.attrgetter(figure)
         request = self._request or Request(limit, "peak", objective, nodes=FEW_NODES, memory=self._memory)
         # What is written by hand beats nothing that an edit writes.
         rivals = (it for it in self.tried if it.peak_bytes and (self._request or not by_hand(it.at)))
-        fitting = (it for it in rivals if held(it) <= limit)
+        fitting = (it for it in rivals if peak_of(it) <= limit)
         beat = min(map(objective.of, fitting), default=math.inf)
-        plan = filling(self._facts, choice.at, request, held, self._known(choice.at), beat, by_source=not self._request)
+        plan = filling(
+            self._facts, choice.at, request, peak_of, self._known(choice.at), beat, by_source=not self._request
+        )
         return plan and (plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy)
 
     @without_gc()
@@ -472,7 +464,7 @@ class Search:
     def _in_vain(self, choice: _Candidate) -> str:
         """Why a choice is not worth a try, by what others have come to; empty where it is."""
         if choice.late and self._planned:
-            inside = self._facts.engine.contents()
+            inside = self._facts.engine.primal.contents
             around = set[int]().union(*(inside[at].operations for at in self._planned if at in inside))
             own = inside[whole_function(choice.at)].operations
             if len(own & around) > _MOSTLY * len(own):
@@ -492,14 +484,14 @@ class Search:
             if without is not None and (fewer.peak_bytes or 0) > (without.peak_bytes or 0):
                 return f"the estimated peak is no lower with {label_of(fewer)}"
         if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
-            # They can lower the peak where to save nothing does not: then all is made again at once.
+            # They can lower the peak where to save nothing does not: then all is recomputed at once.
             if any(row.primitive in _jax.MATMULS for row in tried.recomputed):
                 return ""
             none = "no matrix product is recomputed there that they could save"
             return none if tried.policy == _NOTHING else f"{label_of(tried)} does the same"
         one, _, size = choice.at.rpartition("/")
         if without is not None and one == choice.after[1]:  # that one call of a group gains nothing says little
-            again = (without.saved_bytes - tried.saved_bytes) / max(self._facts.engine.contents()[one].runs, 1)
+            again = (without.saved_bytes - tried.saved_bytes) / max(self._facts.engine.primal.contents[one].runs, 1)
             more = "they would recompute more at once than they stop saving"
             return more * (tried.saved_bytes <= int(size) * again)
         if without is not None and (tried.peak_bytes or 0) > _LOWER * (without.peak_bytes or 0):
@@ -529,11 +521,6 @@ class Search:
 def whole_function(at: str) -> str:
     """The place that is all calls of the function of which a place is some, or some at once."""
     return re.sub(r"(\[[-\d:]*\])?(/\d+|(?<!\)) in \d+)?$", "", at)
-
-
-def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bool:
-    """Whether some are part of what is around one of them."""
-    return any(operations < outer for outer in around.get(next(iter(operations), 0), ()))
 
 
 def label_of(choice: Report | _Candidate) -> str:
@@ -566,7 +553,7 @@ def _mixed(chosen: Mapping[str, str]) -> _Candidate:
 
 
 def _at(key: str) -> Iterator[_Candidate]:
-    """The policies at a place: those that save products only if some are made again there."""
+    """The policies at a place: those that save matrix products only if some are recomputed there."""
     yield _Candidate(_NOTHING, key)
     yield from (_Candidate(policy, key, (_NOTHING, key)) for policy in (_BATCHLESS, _DOTS))
 

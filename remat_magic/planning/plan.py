@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,25 +11,36 @@ from remat_magic.facts.buffers import PLAIN
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.rewriting import COMPLEX
 from remat_magic.planning.places import CLEARLY_LOWER, FEW, Search, searched
-from remat_magic.planning.planner import INSIDE, budget_bytes, planner
-from remat_magic.planning.search import Request, as_plan, called, no_plan, order, told, with_bound, within_saved
+from remat_magic.planning.search import (
+    INSIDE,
+    Request,
+    as_plan,
+    budget_bytes,
+    called,
+    no_plan,
+    order,
+    planner,
+    with_bound,
+    with_status,
+    within_saved,
+)
 from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report
 
 _PLACES = 2  # besides the usual one that are planned for
-_SMALL = 10**7  # bytes of a peak: below that XLA for CPUs is not asked, as nobody needs to know
+_SMALL = 10**7  # bytes of a peak: below that nothing is compiled for CPUs, as nobody needs to know
 _COMPILED = 4  # plans for a peak, and besides what has no checkpoint
 _HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
 
 
-Ask = Callable[[Any, str], Measurement]
+Measure = Callable[[Any, str], Measurement]
 """Gives what a compiler says of a policy, or a plan, at a place."""
 
 
-def plan(facts: Facts, request: Request, at: str | None = None, ask: Ask | None = None) -> Plan:
-    """``Trace.plan``, at one place or wherever; a peak is asked about first, where there is somebody to ``ask``."""
+def plan(facts: Facts, request: Request, at: str | None = None, measure: Measure | None = None) -> Plan:
+    """``Trace.plan``, at one place or wherever; a plan for a peak is compiled where ``measure`` can."""
     of, budget = request.of, request.budget
-    best, compiled = _confirmed(facts, request, at, ask) if ask else (_found(facts, request, at), "")
+    best, compiled = _confirmed(facts, request, at, measure) if measure else (_found(facts, request, at), "")
     sentences = [compiled, best.status]
     if best.at != facts.engine.default_at and at is None:
         elsewhere = "" if of == "peak" else "; at another place less may be recomputed"  # a bound is of one place
@@ -51,11 +61,7 @@ def plan(facts: Facts, request: Request, at: str | None = None, ask: Ask | None 
 
 
 def _found(facts: Facts, request: Request, at: str | None) -> Plan:
-    """The plan by what is estimated.
-
-    Raises:
-        RematError: none fits.
-    """
+    """The plan by what is estimated."""
     if request.of == "saved":
         return _within_saved(facts, request) if at is None else within_saved(facts, at, request)
     tried = _tried(facts, request, at)
@@ -70,32 +76,28 @@ def _found(facts: Facts, request: Request, at: str | None) -> Plan:
     if best.gap:
         text = f"Of {len(tried)} choices tried, the cheapest whose estimated peak fits. There may be a cheaper one."
         best = replace(best, status=text)
-    return told(facts, best, request)
+    return with_status(facts, best, request)
 
 
 def _tried(facts: Facts, request: Request, at: str | None) -> list[Plan]:
-    """What a search for a peak comes to, and what is known by then, whoever asked."""
-    search = Search(facts, request.memory, request=request, at=at)
-    deque(search.run(FEW), maxlen=0)
-    reports = (it for it in search.tried if it.peak_bytes is not None and at in (None, it.at))
+    """What a search for a peak comes to, and the reports that were there before."""
+    tried = Search(facts, request.memory, request=request, at=at).finish(FEW)
+    reports = (it for it in tried if it.peak_bytes is not None and at in (None, it.at))
     link = request.objective.link
     return [as_plan(facts, request, it) for it in reports if link is not None or not it.offloaded_bytes]
 
 
-def _confirmed(facts: Facts, request: Request, at: str | None, ask: Ask) -> tuple[Plan, str]:
+def _confirmed(facts: Facts, request: Request, at: str | None, measure: Measure) -> tuple[Plan, str]:
     """The plan for a peak that the compiler says keeps to it, and a sentence on what was compiled.
 
     A share is of what is needed without a checkpoint by the same word. On no device a peak is an estimate of nothing
     that is compiled for: then what is needed is to be less than without a checkpoint. The estimate is searched for as
     much less as the one before was off, and at last for what is known to be the lowest.
-
-    Raises:
-        RematError: none does, with what each needs; or as ``_found``.
     """
     place, on_device = at or facts.engine.default_at, request.memory != PLAIN
     if not on_device and request.budget < _SMALL:
         return _found(facts, request, at), ""
-    whole = ask("none", place)
+    whole = measure("none", place)
     without, peak = _needed(whole), facts.under("none", place).report(request.memory).peak_bytes or 0
     if without is None:
         found = _found(facts, request, at)
@@ -113,7 +115,7 @@ def _confirmed(facts: Facts, request: Request, at: str | None, ask: Ask) -> tupl
             best = min(known, key=lambda it: it.peak_bytes or 0, default=None)
         if best is None or (best.policy in ("none", "as_written") and (tried or not on_device)):
             break
-        needed = _needed(ask(best if best.names else best.policy, best.at))
+        needed = _needed(measure(best if best.names else best.policy, best.at))
         if needed is not None and needed <= allowed:
             others = f" Not confirmed: {', '.join(tried.values())}." if tried else ""
             compiled = f"Compiled it needs {units.nbytes(needed)}, {units.nbytes(without)} without a checkpoint."
@@ -124,9 +126,9 @@ def _confirmed(facts: Facts, request: Request, at: str | None, ask: Ask) -> tupl
     if best is not None and not tried:
         return best, ""
     name = facts.engine.primal.name
-    keeps = f"within {units.nbytes(allowed)}" if on_device else "lower than without a checkpoint"
+    limit = f"within {units.nbytes(allowed)}" if on_device else "lower than without a checkpoint"
     raise RematError(
-        f"No compiled plan keeps {name} {keeps} (without a checkpoint it needs {units.nbytes(without)}): "
+        f"No compiled plan keeps {name} {limit} (without a checkpoint it needs {units.nbytes(without)}): "
         f"{', '.join(tried.values())}. Raise the budget, or see trace.fit()."
     )
 
@@ -145,9 +147,6 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
 
     Another place is tried only where there is a reason to: no plan fits at the usual one, or it gains nothing at the
     peak and elsewhere one does.
-
-    Raises:
-        RematError: none fits at the usual place, nor elsewhere.
     """
     best: Plan | None = None
     why: RematError | None = None

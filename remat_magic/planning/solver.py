@@ -49,7 +49,7 @@ _constraint: Any = LinearConstraint
 class Costs:
     """What is to be least: a cost for each node of a graph, and one for each byte that is offloaded.
 
-    ``transfer`` is None where nothing may be offloaded. ``whole`` tells that all costs are whole numbers, as FLOPs are.
+    ``transfer`` is None where nothing may be offloaded. ``whole``: all costs are whole numbers, as FLOPs are.
     """
 
     nodes: Sequence[float]
@@ -74,10 +74,8 @@ class Solution:
 class Problem:
     """A graph as an integer program, to be solved for several budgets.
 
-    Args:
-        graph: the graph.
-        costs: what is to be least; by default FLOPs, with nothing offloaded.
-        group: the group of each name that may be saved: a group is saved as a whole. Default: each by itself.
+    ``costs`` are what is to be least; by default FLOPs, with nothing offloaded. ``group`` has the group of each name
+    that may be saved, since a group is saved as a whole; by default each is by itself.
     """
 
     def __init__(self, graph: Graph, costs: Costs | None = None, *, group: Mapping[str, str] | None = None) -> None:
@@ -103,8 +101,8 @@ class Problem:
         self._choices = count * (1 if transfer is None else 2)
         column = {node: self._choices + i for i, node in enumerate(nodes)}
         leaves = dict.fromkeys(leaf for node in (*nodes, *self._run_always) for leaf in graph.leaves[node])
-        kept = {leaf: self._choices + len(column) + i for i, leaf in enumerate(leaves)}
-        size = self._choices + len(column) + len(kept)
+        residuals = {leaf: self._choices + len(column) + i for i, leaf in enumerate(leaves)}
+        size = self._choices + len(column) + len(residuals)
         cost, amounts, low = np.zeros(size), np.zeros(size), np.zeros(size)
         cost[self._choices : self._choices + len(column)] = [self.costs.nodes[node] for node in nodes]
         amounts[:count] = self._sizes
@@ -118,7 +116,7 @@ class Problem:
             running, limit = (((column[node], 1.0),), 0.0) if node in column else ((), -1.0)
             reads = (read for read in graph.reads[node] if read in column and read != node)
             needs = [(*self._columns_of(unit_of.get(self._gates.get(read, ""))), column[read]) for read in reads]
-            needs += [(kept[leaf],) for leaf in graph.leaves[node]]
+            needs += [(residuals[leaf],) for leaf in graph.leaves[node]]
             for columns in needs:
                 if not running and len(columns) == 1:
                     low[columns[0]] = 1.0
@@ -159,10 +157,8 @@ class Problem:
     def solve(self, budget: int, gap: float = GAP, nodes: int = NODES) -> Solution | None:
         """The best choice that the solver finds, None where the budget is too small.
 
-        Args:
-            budget: in bytes.
-            gap: how far from its bound a choice may be, as a part of its cost, for the search to end.
-            nodes: after so many of the search's tree it ends with what it has.
+        The search ends at a choice that is within ``gap`` of its bound, as a part of its cost, or after so many
+        ``nodes`` of its tree.
         """
         if not len(self._cost):
             return self._choice(budget, set(), set(), self._always)
@@ -229,9 +225,7 @@ def _replaceable(graph: Graph, nodes: Collection[int]) -> frozenset[str]:
     bias is added, after a reshape). One name at a time is left out, so that of two that could stand in for each other
     one stays.
 
-    Args:
-        graph: the graph.
-        nodes: those that can run.
+    ``nodes`` are those that can run.
     """
     readers = _readers(graph, nodes)
     name_of = {node: graph.gates[node][0] for node in nodes if node in graph.gates}
