@@ -195,6 +195,8 @@ class Engine:
         """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it."""
         policy, at = self._chosen(policy, at)
         chosen = at.items() if isinstance(at, Mapping) else [(at, policy)]
+        if not any(isinstance(key, str) and " in " in key for key, _ in chosen):
+            return self
         written = [key for key, policy in chosen if isinstance(policy, str) and policy == "as_written"]
         parts = parts_in(key for key, _ in chosen if key not in written or parts_in([key]).keys() & BATCH)
         if parts.items() <= self.parts.items():

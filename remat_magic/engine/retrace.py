@@ -422,7 +422,9 @@ class Retrace:
     def program(self) -> Callable[..., Any]:
         """The flat function with the selection's policies."""
         primal, selection = self._primal, self.selection
-        closed = with_checkpoints(primal, selection.at_sites)
+        sites = {site.key for site in primal.table.sites}
+        others = any(key not in sites for key, _ in selection.at_sites)
+        closed = with_checkpoints(primal, selection.at_sites) if others else primal.closed
         return self._with_policies(closed if selection.naming is None else selection.naming.closed)
 
     @cached

@@ -38,10 +38,11 @@ def identity(eqn: Any, spans: Spans) -> Identity:
     name, file, line = _jax.function_name(body)
     if _jax.NO_BREAK in name:  # a part, by the key of its place
         return name.replace(_jax.NO_BREAK, " "), file, line
-    if names_modules(file):
+    users_own = bool(file) and is_user_file(file)
+    if not users_own and names_modules(file):
         body = _with_code(body)
     called = called_in(body)
-    if file and is_user_file(file):
+    if users_own:
         if called is not None and (called.co_filename, called.co_firstlineno) == (file, line):
             name = name_of(called)
         return name or "<lambda>", file, line

@@ -16,8 +16,7 @@ from remat_magic.facts.kernels import KernelsOfHalves, LiveKernels, nbytes_of
 from remat_magic.facts.measured_ranges import RANGES
 from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.facts.program_text import live_program
-from remat_magic.facts.recomputation import Recomputation
-from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
+from remat_magic.facts.residuals import Recomputation, Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.times import of_equations
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances

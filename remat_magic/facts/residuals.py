@@ -1,17 +1,19 @@
-"""What is saved for the backward pass, where each value comes from and who needs it."""
+"""What is saved for the backward pass, where each value comes from and who needs it; and what is computed again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
-from remat_magic.jaxprs.provenance import Provenance, Provenances
+from remat_magic.facts.cost import Cost
+from remat_magic.jaxprs.provenance import Provenance, Provenances, marks_on
 from remat_magic.jaxprs.rewriting import is_given
-from remat_magic.jaxprs.walk import Maker, Scope, makers, readers
-from remat_magic.records import Kind, Origin, Reader, Residual
+from remat_magic.jaxprs.walk import LiveEquations, Maker, Scope, dependents, leaves, makers, readers, walk
+from remat_magic.records import Equation, Kind, Origin, Reader, Residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +201,297 @@ def _becomes(scope: Scope, eqn: Any, live: Callable[[Any], bool]) -> list[int]:
             else:
                 return []
     return sorted(found)
+
+
+# ---------------------------------------------------------------------------------------- what is computed again
+# An operation of a backward pass computes a forward value again, or for the first time.
+
+# How far back operands are compared. One step tells apart what the derivatives of 25 functions of JAX's do (powers,
+# softplus, decompositions, special functions); layers that add to one stream are a chain as long as the model, and each
+# would be compared with all before it.
+_DEEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The branches that a scope stands in (see ``Equation``), and how often a device runs it at least."""
+
+    branches: tuple[tuple[int, int, int], ...] = ()
+    runs: int = 1
+
+
+class Recomputation:
+    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy."""
+
+    def __init__(self, forward: Any, backward: Any, provenances: Provenances, residuals: int) -> None:
+        self._residuals = residuals
+        self._on_cotangents: set[tuple[int, int]] | None = None
+        self.top = Scope(_jax.open_jaxpr(backward))
+        self.live = LiveEquations(self.top.jaxpr)
+        self._provenances = provenances
+        # By the identity of the equation, since a body that several calls share does the same in each.
+        self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
+        for scope, eqn in walk(forward, once=True):
+            if not scope.inner(eqn):
+                self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
+        self._in_rules = [
+            (scope, eqn, rule)
+            for scope, eqn in (walk(forward, once=True) if provenances.rules else ())
+            if not scope.inner(eqn) and (rule := self._rule_of(scope, eqn)) is not None
+        ]
+        self._told_apart: set[int] = set()
+        self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
+        self._known: dict[tuple[int, bool, int], _Entries] = {}
+        self._surroundings = {id(self.top): Surroundings()}
+        self._conditionals: dict[tuple[int, int], tuple[int, int]] = {}  # by the identity of the scope and equation
+        self._copies: Counter[int] = Counter()
+        self.equations = tuple(_expanded(self.top, self._find(self.top, False, 0)))
+        self.kinds: dict[int, bool] = {}
+        for scope, eqn in self.equations:
+            if id(eqn) not in self.kinds:
+                self.kinds[id(eqn)] = self._ran_forward(scope, eqn) or self._ran_in_rule(scope, eqn)
+
+    def __call__(self, eqn: Any) -> bool:
+        """Whether an equation of the backward jaxpr is recomputation."""
+        return id(eqn) in self.kinds
+
+    def repeated(self, eqn: Any) -> bool:
+        """Whether a recomputed operation also ran in the forward pass."""
+        return self.kinds[id(eqn)]
+
+    def surroundings(self, scope: Scope) -> Surroundings:
+        """What is around the equations of a scope of the backward jaxpr."""
+        around = self._surroundings.get(id(scope))
+        if around is None:
+            assert scope.parent is not None
+            assert scope.body is not None
+            outer = self.surroundings(scope.parent)
+            branches, times = outer.branches, 1 if scope.body.times is None else scope.body.times
+            if scope.body.kind == "branch":
+                branches += ((*self._conditional(scope), scope.parent.inner(scope.eqn).index(scope)),)
+            around = Surroundings(branches, outer.runs * times)
+            self._surroundings[id(scope)] = around
+        return around
+
+    def _conditional(self, branch: Scope) -> tuple[int, int]:
+        """The number of a conditional in the function, and which of the copies of it this one is."""
+        assert branch.parent is not None
+        key = (id(branch.parent), id(branch.eqn))
+        if key not in self._conditionals:
+            provenance = self._provenances.of(branch.eqn, branch.parent.chain)
+            number = provenance.number or 0 if provenance else 0
+            self._conditionals[key] = number, self._copies[number]
+            self._copies[number] += 1
+        return self._conditionals[key]
+
+    def _find(self, scope: Scope, inside: bool, marks: int) -> _Entries:
+        """The recomputed equations of a scope, found once for a body that several calls share."""
+        key = (id(scope.jaxpr), inside, marks)
+        if key in self._known:
+            return self._known[key]
+        asked_before = self._asked
+        entries: _Entries = []
+        for eqn in scope.jaxpr.eqns:
+            if not self.live(eqn):
+                continue
+            # r2 marks the equation or one around it in the name stack, on top of the marks that the primal program has
+            # itself; r3 keeps a checkpoint around what it redoes.
+            total = marks + marks_on(eqn)
+            here = inside or _jax.is_high_checkpoint(eqn)
+            if not here and total:
+                fewest, most = self._provenances.marks(eqn)
+                # Between the two, an equation can stem from one that the program itself rematerialises (its derivative
+                # then reads a cotangent) or from one that it does not.
+                here = total > most or (total > fewest and not self._reads_cotangent(scope, eqn))
+            deeper = scope.inner(eqn)
+            for number, inner in enumerate(deeper):
+                within = self._find(inner, here, total)
+                if within:
+                    entries.append((eqn, number, within))
+            if here and not deeper and not _jax.is_transparent(eqn):
+                entries.append((eqn, None, []))
+        if self._asked == asked_before:
+            self._known[key] = entries
+        return entries
+
+    def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
+        self._asked += 1
+        if self._on_cotangents is None:
+            self._on_cotangents = dependents(self.top, self.top.jaxpr.invars[self._residuals :])
+        return (id(scope), id(eqn)) in self._on_cotangents
+
+    def _rule_of(self, scope: Scope, eqn: Any) -> int | None:
+        """The call of a custom derivative that an equation is of: of its function, or of a rule of it.
+
+        What a rule makes has the traceback of the call.
+        """
+        rules, traceback = self._provenances.rules, id(_jax.traceback_of(eqn))
+        if traceback in rules:
+            return traceback
+        place = self._provenances.of(eqn, scope.chain) if rules else None
+        return next((link for link in reversed(place.chain) if link in rules), None) if place else None
+
+    def _ran_in_rule(self, scope: Scope, eqn: Any) -> bool:
+        """Whether the forward half does the same in that call: a rule may have other text than its function."""
+        rule = self._rule_of(scope, eqn)
+        return rule is not None and any(
+            place == rule and _same_operation(scope, eqn, there, other, self._rule_of)
+            for there, other, place in self._in_rules
+        )
+
+    def by_rules(self) -> Iterator[tuple[Scope, Any]]:
+        """What backward rules of custom derivatives run again of the forward half, whatever the policy."""
+        if not self._provenances.has_backward_rules:
+            return
+        recomputed = {(id(scope), id(eqn)) for scope, eqn in self.equations}
+
+        def rule_of(scope: Scope, eqn: Any) -> int | None:
+            rule = self._rule_of(scope, eqn)  # what the policy recomputes is to a rule as if it were saved
+            again = rule is not None and any((id(there), id(leaf)) in recomputed for there, leaf in leaves(scope, eqn))
+            return None if again else rule
+
+        ran: dict[int | None, dict[Hashable, tuple[Scope, Any]]] = {}
+        for there, other, rule in self._in_rules:
+            ran.setdefault(rule, {}).setdefault(_signature(there, other, rule_of), (there, other))
+        for scope, eqn in walk(self.top, self.live):
+            leaf = self.live(eqn) and not scope.inner(eqn) and not _jax.is_transparent(eqn)
+            candidates = ran.get(rule_of(scope, eqn), {}).values() if leaf else ()
+            ran_before = any(_same_operation(scope, eqn, *candidate, rule_of) for candidate in candidates)
+            if ran_before and not self._reads_cotangent(scope, eqn):
+                yield scope, eqn
+
+    def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
+        traceback = id(_jax.traceback_of(eqn))
+        candidates = self._forward.get(traceback, {})
+        if len(candidates) > _FEW and traceback not in self._told_apart:
+            # Of a body that JAX inlined for each of its calls there are as many copies, of which one will do.
+            self._told_apart.add(traceback)
+            distinct = {_signature(*candidate): candidate for candidate in candidates.values()}
+            candidates = self._forward[traceback] = {id(other): (there, other) for there, other in distinct.values()}
+        return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
+
+    def records(self, cost: Callable[[Any], Cost]) -> tuple[Equation, ...]:
+        """The recomputed operations as plain data, of what one run of each costs."""
+        rows: list[Equation] = []
+        once: dict[int, tuple[Cost, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
+        for scope, eqn in self.equations:
+            if id(eqn) not in once:
+                types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
+                once[id(eqn)] = cost(eqn), types, _name_given(scope, eqn)
+            price, types, name = once[id(eqn)]
+            place = locate(self._provenances, scope, eqn)
+            talk = _jax.communication(eqn) if price.communicated else None
+            around = self.surroundings(scope)
+            rows.append(
+                Equation(
+                    primitive=_jax.primitive_name(eqn),
+                    outputs=types,
+                    flops=None if price.uncosted else price.flops * around.runs,
+                    bytes=None if price.uncosted else price.bytes * around.runs,
+                    times=place.times,
+                    source=place.source,
+                    library=place.library,
+                    path=place.path,
+                    repeated=self.repeated(eqn),
+                    name=name,
+                    branches=around.branches,
+                    communicated_bytes=price.communicated * around.runs,
+                    sent_bytes=price.sent * around.runs,
+                    collective="" if talk is None else talk.kind,
+                    over=() if talk is None else talk.over,
+                )
+            )
+        return tuple(rows)
+
+
+_Entries = list[tuple[Any, int | None, list[Any]]]
+"""Recomputed equations, and for those that hold others the number of the body with the entries in it."""
+
+
+def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
+    for eqn, number, within in entries:
+        if number is None:
+            yield scope, eqn
+        else:
+            yield from _expanded(scope.inner(eqn)[number], within)
+
+
+def _traceback(_: Scope, eqn: Any) -> int:
+    return id(_jax.traceback_of(eqn))
+
+
+def _same_operation(
+    scope: Scope,
+    eqn: Any,
+    there: Scope,
+    other: Any,
+    call: Callable[[Scope, Any], int | None] = _traceback,
+    depth: int = _DEEP,
+) -> bool:
+    """Whether two equations of one traceback, or ``call``, are the same operation, and not one the other's derivative.
+
+    The derivative of ``pow`` is a ``pow`` of the same traceback and parameters, so the operands decide: where an
+    operation of that traceback makes one (the exponent less one), the same operation must make its counterpart.
+    """
+    if eqn.primitive is not other.primitive or len(eqn.invars) != len(other.invars):
+        return False
+    if [var.aval for var in eqn.outvars] != [var.aval for var in other.outvars]:
+        return False
+    calls = _called(scope, eqn), _called(there, other)
+    if calls[0] != calls[1] or not (calls[0] or _jax.same_params(eqn, other)):
+        return False
+    place = call(scope, eqn)
+    for operand, other_operand in zip(eqn.invars, other.invars, strict=True):
+        if _jax.is_literal(operand) or _jax.is_literal(other_operand):
+            if _jax.is_literal(operand) and _jax.is_literal(other_operand) and str(operand) != str(other_operand):
+                return False
+            continue
+        maker = scope.makers.get(operand) if depth else None
+        if maker is None or call(scope, maker[0]) != place:
+            continue  # came from elsewhere, or was saved: nothing to compare
+        if _jax.is_transparent(maker[0]):
+            continue
+        other_maker = there.makers.get(other_operand)
+        if other_maker is None or call(there, other_maker[0]) != place:
+            return False
+        if not _same_operation(scope, maker[0], there, other_maker[0], call, depth - 1):
+            return False
+    return True
+
+
+_FEW = 4
+
+
+def _signature(
+    scope: Scope, eqn: Any, call: Callable[[Scope, Any], int | None] = _traceback, depth: int = _DEEP
+) -> Hashable:
+    """All of an equation that another is compared with by ``_same_operation``."""
+    place = call(scope, eqn)
+    operands: list[Hashable] = []
+    for operand in eqn.invars:
+        maker = None if _jax.is_literal(operand) or not depth else scope.makers.get(operand)
+        if _jax.is_literal(operand):
+            operands.append(str(operand))
+        elif maker is None or call(scope, maker[0]) != place:
+            operands.append(None)
+        else:
+            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0], call, depth - 1)))
+    key = _called(scope, eqn) or _jax.params_key(eqn)
+    return eqn.primitive, tuple(var.aval for var in eqn.outvars), key, tuple(operands)
+
+
+def _called(scope: Scope, eqn: Any) -> tuple[str, ...]:
+    """What is done inside an equation, by name: a rule that is traced anew has jaxprs of its own."""
+    return tuple(_jax.primitive_name(leaf) for _, leaf in leaves(scope, eqn) if leaf is not eqn)
+
+
+def _name_given(scope: Scope, eqn: Any) -> str | None:
+    todo = list(eqn.outvars)
+    for var in todo:
+        for reader, _ in scope.readers.get(var, ()):
+            name = _jax.checkpoint_name_of(reader)
+            if is_given(name):  # a plan's name: the program's own may follow
+                todo += reader.outvars
+            elif name is not None:
+                return name
+    return None

@@ -21,8 +21,7 @@ from scipy.sparse.csgraph import breadth_first_order
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
 from remat_magic.facts.cost import equation_cost
-from remat_magic.facts.recomputation import Recomputation
-from remat_magic.facts.residuals import residuals, saved_values
+from remat_magic.facts.residuals import Recomputation, residuals, saved_values
 from remat_magic.jaxprs.rewriting import NamedProgram, is_given
 from remat_magic.jaxprs.walk import Scope, TypeOf, leaves, own_type
 from remat_magic.records import dearest
