@@ -1,4 +1,4 @@
-"""Buffers: what of the steps of a program is held when, and in what order a device's compiler runs and places them."""
+"""Buffers: what of the steps of a program is live when, and in what order a device's compiler runs and places them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from remat_magic.records import ArgumentRole, Phase
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """How values are held in the memory of a device. Nothing here is fitted: each is what its compiler does.
+    """How values lie in the memory of a device. Nothing here is fitted: each is what its compiler does.
 
     Attributes:
         merges: what is written twice is computed once: common subexpressions are eliminated.
         reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
             of the same size where there are any.
-        fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
-            anyway, or of less, is not held: see ``kernels.fused_away`` and ``rematerialized_in_kernels``.
+        fuses: what only the kernel reads that makes it takes no memory; what kernels can compute anew from what is live
+            anyway, or from less, takes none either: see ``kernels.fused_away`` and ``rematerialized_in_kernels``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
@@ -33,7 +33,7 @@ class DeviceMemory:
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
             the channels, but for arguments and results.
         uses_bfloat16: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
-            converted where it is made, and held so.
+            converted where it is made, and stays so.
     """
 
     merges: bool = False
@@ -80,7 +80,7 @@ def memory_of(device: Device | DeviceMemory | None) -> DeviceMemory:
 
 
 class LiveBuffer(NamedTuple):  # hundreds are alive at a peak
-    """A buffer that is held: its type and what makes it.
+    """A buffer that is live: its type and what makes it.
 
     ``argument`` is the position of an argument, ``constant`` tells a captured value, and ``role`` what either is in a
     training step; otherwise it is ``var``, which ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent),
@@ -134,7 +134,7 @@ def put_off(steps: Sequence[ScheduledStep], wanted: set[int]) -> list[ScheduledS
     JAX writes all that a checkpoint recomputes before the first operation that uses any of it; XLA's scheduler keeps
     memory low and has no reason to run it in that order.
     """
-    due: dict[int, int] = {}  # for each buffer the step at which it is first asked for
+    due: dict[int, int] = {}  # for each buffer the step at which it is first needed
     keys = list(range(len(steps)))
     for index in reversed(range(len(steps))):
         step = steps[index]
@@ -151,7 +151,7 @@ def brought_forward(steps: list[ScheduledStep], buffers: Buffers) -> list[Schedu
     """The steps, those of the backward half that free more than they make run as soon as they can.
 
     Such is the product that is a weight's gradient: JAX writes it, or the sum that it is part of, where the gradient is
-    done with, and its operands would be held until then.
+    done with, and its operands would be live until then.
     """
     first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
     order, steps = steps[:first], steps[first:]
@@ -229,11 +229,11 @@ class Buffers:
         donated: those of arguments that may be written over; where results are reserved, these lie in them.
         throughout: those that are there from the beginning to the end.
         copies: those of arguments that are given back.
-        instead: for what is not held, what is read for it: that stays in registers, or kernels make it again.
-        again: those of these that kernels make again.
+        instead: for what takes no memory, what is read for it by the kernels that compute it for themselves.
+        again: those of these that kernels compute anew.
         sizes: the bytes of each.
         of_step: whether they are those of a training step.
-        in_bfloat16: the types of those that are held in bfloat16 instead of float32.
+        in_bfloat16: the types of those that are in bfloat16 instead of float32.
         type_of: tells the type of a variable, with how it is spread over a mesh.
         on: how the device holds values.
     """
@@ -258,7 +258,7 @@ class Buffers:
         self._lanes: dict[tuple[int, ...], tuple[int, int]] = {}  # of the shapes that convolutions take and make
 
     def buffer(self, aval: Any, content: LiveBuffer | None = None) -> int:
-        """A new one for a value of that type; its ``content``, if it may be asked for."""
+        """A new one for a value of that type; its ``content``, if it may be shown."""
         self.sizes.append(self.nbytes(aval))
         number = len(self.sizes) - 1
         if content is not None:
@@ -305,7 +305,7 @@ class Buffers:
 
     @property
     def lasting(self) -> set[int]:
-        """Those that are held to the end."""
+        """Those that are live to the end."""
         return self.outputs | self.throughout
 
     @property
@@ -343,7 +343,7 @@ class Buffers:
         return reused
 
     def content(self, number: int) -> LiveBuffer | None:
-        """What a buffer holds, where that was told when it was made."""
+        """What a buffer holds, as far as it was said when it was made."""
         return self._contents.get(number)
 
     def types(self, steps: Sequence[ScheduledStep]) -> dict[int, Any]:
@@ -355,7 +355,7 @@ class Buffers:
         return types
 
 
-# ---------------------------------------------------------------------------------------------------- what is held when
+# ---------------------------------------------------------------------------------------------------- what is live when
 
 
 class Liveness(NamedTuple):
@@ -442,7 +442,7 @@ def described(
 
 
 def _dying_at(last: dict[int, int], lasting: set[int]) -> dict[int, list[int]]:
-    """For each step the buffers that are not held after it."""
+    """For each step the buffers that are dead after it."""
     dying_at: dict[int, list[int]] = {}
     for number, index in last.items():
         if number not in lasting:
@@ -461,23 +461,23 @@ def aliased(results: Collection[int], donated: Collection[int], sizes: Sequence[
     return placed
 
 
-# ---------------------------------------------------------------------------------------------- what kernels make again
+# -------------------------------------------------------------------------------------------- what kernels compute anew
 
 
 _MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
 
 
 def rematerialized_in_kernels(steps: Sequence[ScheduledStep], buffers: Buffers) -> dict[int, tuple[int, ...]]:
-    """The residuals that are made again where they are read, and what is read there instead.
+    """The residuals that are computed anew where they are read, and what is read there instead.
 
-    XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, and then keeps
-    what it reads. What something else reads is in memory. Residuals that are held to the end are left out.
+    XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, whose
+    operands then stay live. What something else reads is in memory. Residuals that are live to the end are left out.
     """
     sizes, lasting = buffers.sizes, buffers.lasting
     saved = buffers.saved - lasting
     whole = [step.reads for step in steps if not _fuses(step, matmuls=buffers.on.matmuls)]
     in_memory = lasting.union(*whole)
-    reads_of: dict[int, Sequence[int]] = {}  # of what can be made again, or is in registers
+    reads_of: dict[int, Sequence[int]] = {}  # of what can be computed anew, or takes no memory
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
     alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
     for step in steps:
@@ -492,32 +492,32 @@ def rematerialized_in_kernels(steps: Sequence[ScheduledStep], buffers: Buffers) 
                 reads_of[number], made_of[number] = reads, frozenset(islice(operands, _MOST + 1))
                 if number in saved and sizes[number]:
                     alike.setdefault(operands, []).append(number)
-    held = lasting | saved.difference(*alike.values())
+    live = lasting | saved.difference(*alike.values())
     again: dict[int, tuple[int, ...]] = {}
     known: dict[int, frozenset[int]] = {}
     for numbers in alike.values():
-        operands_of = {number: _nearest(number, reads_of, held, known) for number in numbers}
+        operands_of = {number: _nearest(number, reads_of, live, known) for number in numbers}
         operands = set[int]().union(*operands_of.values())
-        if sum([sizes[operand] for operand in operands - held]) < sum([sizes[number] for number in numbers]):
+        if sum([sizes[operand] for operand in operands - live]) < sum([sizes[number] for number in numbers]):
             again.update((number, tuple(sorted(nearest))) for number, nearest in operands_of.items())
-            held |= operands
+            live |= operands
         else:
-            held.update(numbers)
-            known.clear()  # what is held besides stands at the end of nobody's way
+            live.update(numbers)
+            known.clear()  # what is live besides is nobody's nearest operand
     return again
 
 
 def _nearest(
-    number: int, reads_of: Mapping[int, Sequence[int]], held: set[int], known: dict[int, frozenset[int]]
+    number: int, reads_of: Mapping[int, Sequence[int]], live: set[int], known: dict[int, frozenset[int]]
 ) -> frozenset[int]:
-    """What a buffer is made again of: on the way to each of its makers, the first that is held.
+    """What a buffer is computed anew from: on the way to each of its makers, the first that is live.
 
-    ``known`` has it of others that are not held, and is added to.
+    ``known`` has it of others that take no memory, and is added to.
     """
     todo = [number]
     while todo:
         here = todo[-1]
-        fused_away = [read for read in reads_of[here] if read in reads_of and read not in held]
+        fused_away = [read for read in reads_of[here] if read in reads_of and read not in live]
         missing = [read for read in fused_away if read not in known]
         if not missing:
             todo.pop()
@@ -578,7 +578,7 @@ def _inputs(lines: StraightLines, jaxpr: Any) -> list[bool | None]:
 def scheduled(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> list[ScheduledStep]:
-    """The steps, given in the order of the jaxprs, as they are taken to run; what is not held takes no bytes then.
+    """The steps, given in the order of the jaxprs, as taken to run; what is never in memory takes no bytes then.
 
     ``around`` has for the identity of an equation with bodies the lines that it is from, and its operation.
     """
@@ -606,7 +606,7 @@ def scheduled(
 def _convert_to_bfloat16(
     steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> None:
-    """Hold in bfloat16 what only matmuls read."""
+    """Let what only matmuls read take its bytes in bfloat16."""
     types = buffers.types(steps)
     for number in read_by_matmuls(steps, around) - buffers.lasting - buffers.donated:
         half = _jax.as_bfloat16(types.get(number))

@@ -73,7 +73,7 @@ class Costs:
 
     def __init__(self, live: Live | None = None, type_of: TypeOf = own_type) -> None:
         self._live, self._type_of = live, type_of
-        self._known: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr or equation, which is kept along
+        self._known: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr or equation, which stays alive so
 
     def of_jaxpr(self, jaxpr: Any) -> Cost:
         """Of one run of a jaxpr, open or closed."""
@@ -111,7 +111,7 @@ def _equation_cost(eqn: Any, cost_of: Callable[[Any], Cost], type_of: TypeOf) ->
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
         return worst._replace(uncosted=sum((cost for cost, _ in runs), FREE).uncosted)
-    if runs:  # a loop whose trip count is unknown counts once, and is told
+    if runs:  # a loop whose trip count is unknown counts once, and is named
         unknown = Cost(uncosted=("while",)) if any(times is None for _, times in runs) else FREE
         return sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)
     estimate = kernel_estimate(eqn)

@@ -1,4 +1,4 @@
-"""Everything that is worked out about an engine's function: a variant for each choice, made once and kept."""
+"""Everything that is worked out about an engine's function: a variant for each choice, made once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Facts:
     def choose_each(
         self, policies: Iterable[Any], at: Any, namespace: Mapping[str, Any] | None = None
     ) -> list[Variant | Unknown]:
-        """The function under each of some policies, of which plans that go by the same key are told apart."""
+        """The function under each of some policies, with plans of one key under names of their own."""
         plans, chosen = dict[str, Plan](), list[Variant | Unknown]()
         for policy in policies:
             place = at
@@ -84,7 +84,7 @@ class Facts:
         return chosen
 
     def known(self) -> list[Variant]:
-        """Those with a report, whoever asked; without what no key leads to.
+        """Those that have a report; without what no key leads to.
 
         That is a plan that no key stands for, a policy of the user's own, and what donates more than is written.
         """
@@ -126,7 +126,7 @@ class Facts:
 
 
 class Variant:
-    """A function under one choice: what it is, and what JAX makes of it, each worked out when it is first asked for.
+    """A function under one choice: what it is, and what JAX makes of it, each worked out when it is first needed.
 
     May be used from any thread.
 
@@ -135,14 +135,14 @@ class Variant:
         selection: the choice.
     """
 
-    def __init__(self, facts: Facts, selection: Selection, asked: tuple[Any, Any, Mapping[str, Any] | None]) -> None:
-        self.facts, self.selection, self._asked = facts, selection, asked
+    def __init__(self, facts: Facts, selection: Selection, chosen: tuple[Any, Any, Mapping[str, Any] | None]) -> None:
+        self.facts, self.selection, self._chosen = facts, selection, chosen
         self.engine, self.lock = facts.engine, facts.lock
         self._reports: dict[DeviceMemory, Report] = {}  # all alike, but for the peak
 
     def of(self, engine: Engine) -> Variant:
         """Another function, much like this one, under the same choice."""
-        return Facts(engine).under(*self._asked)
+        return Facts(engine).under(*self._chosen)
 
     @property
     def retrace(self) -> Retrace:
@@ -184,7 +184,7 @@ class Variant:
 
     def _report(self, memory: DeviceMemory) -> Report:
         if self.selection.donate:
-            other = self.facts.under(replace(self._asked[0], donate=()), *self._asked[1:])
+            other = self.facts.under(replace(self._chosen[0], donate=()), *self._chosen[1:])
             own = self.selection
             report = replace(other.report(memory), policy=own.policy, label=own.label, code=own.code)
             return report if report.peak_bytes is None else reports.with_peak(report, self.schedule(memory))
@@ -230,9 +230,9 @@ class Variant:
         return replace(first, residuals=reports.read(first, saved_values(half.closed, half.outputs), live)).saved_bytes
 
     def timeline(self, device: Device | DeviceMemory | None = None) -> Timeline:
-        """The estimated device memory held from equation to equation, where its peak is, and what is held there.
+        """The estimated device memory from equation to equation, where its peak is, and what is live there.
 
-        Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know. An
+        Its highest moment is the report's ``peak_bytes``. Ordinary reports need not know. An
         error where the function has no backward half.
         """
         sheet = device if isinstance(device, Device) else None
@@ -256,7 +256,7 @@ class Variant:
         return None if step is None else StepMemory(step.given.name, self.timeline(device))
 
     def schedule(self, memory: DeviceMemory) -> Schedule:
-        """What is held when, where values are held so."""
+        """What is live when, where values lie in memory so."""
         retrace, step = self.retrace, self.engine.step
         if step is not None:
             return step_schedule(step.donating(self.selection.donate), retrace.halves_in_step, memory)

@@ -4,7 +4,7 @@ Run one by one, as JAX writes them, the equations of a transformer would move se
 program moves. What is assumed here is the fusion that XLA's backends have in common:
 
 * Elementwise operations, conversions, selections, slices, transposes and the like form one kernel with those that they
-  read, and a reduction ends one: it takes what it reduces from registers and writes its result.
+  read, and a reduction ends one: what it reduces needs no memory, and its result is written.
 * A kernel reads each of its operands once. A value is written where another kernel reads it, or where it leaves the
   program. A matmul, a sort, a gather, a scatter, a random generator is a kernel of its own.
 * What a reduction or a matmul makes is there only when all of it is: kernels run in stages, and a value goes through
@@ -96,7 +96,7 @@ def kernels_of(
 
 
 class KernelsOfHalves:
-    """The kernels of both halves of a gradient, and what is recomputed of them, found when they are first asked for.
+    """The kernels of both halves of a gradient, and what is recomputed of them, found when they are first read.
 
     ``recomputed`` has the identities of the backward equations that recompute, ``named_bytes`` is what the collectives
     that either half names give a device, and ``parts`` in how many the gradient is taken.
@@ -136,7 +136,7 @@ class KernelsOfHalves:
 
 
 class LiveKernels(Sequence[Kernel]):
-    """One of the three of ``KernelsOfHalves``. Few reports are asked for times; a copy is a tuple."""
+    """One of the three of ``KernelsOfHalves``. Few reports need them, for times; a copy is a tuple."""
 
     __slots__ = ("_number", "_of")
 
@@ -266,7 +266,7 @@ class _Fusion:
         *,
         inside: bool = True,
     ) -> None:
-        # Without what is inside of loops nothing is asked about costs.
+        # Without what is inside of loops costs are not needed.
         self._lines, self._recomputing, self._with_bodies = lines, recomputing, inside
         self._nodes: list[_Node] = []
         self._inside: _Kernels = ([], [])
@@ -449,14 +449,14 @@ def _kernel(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -
     return Kernel(flops, moved, dtype, unit, sent=first.sent)  # a collective is a kernel of its own
 
 
-# ---------------------------------------------------------------------------------------------- what stays in registers
+# ---------------------------------------------------------------------------------------------- what takes no memory
 
 
 _NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
 def fused_away(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[int], set[int]]:
-    """The values that are never held, and those that are held no longer than for what does not fuse.
+    """The values that are never in memory, and those that are only for as long as what does not fuse needs them.
 
     A kernel that reads what an elementwise operation makes may run that operation itself: XLA fuses a producer into
     each of its consumers. It has the operands if something reads them as late anyway, or if they take less than what is
@@ -477,7 +477,7 @@ def fused_away(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[
                 for read in line.reads:
                     last[read] = max(last.get(read, 0), last.get(number, 0))
     again = set[int]()
-    read_for: dict[int, Sequence[int]] = {}  # for what is not held for its kernel
+    read_for: dict[int, Sequence[int]] = {}  # for what takes no memory for its kernel
     for line in flat.lines:
         reads = [number for number in line.reads if number != LITERAL]
         for number in line.makes:

@@ -1,16 +1,16 @@
 """An estimate of the device memory that a forward and a backward pass need at most.
 
-The live equations are gone through in the order of the jaxprs, and every value is held from the equation that makes it
+The live equations are gone through in the order of the jaxprs, and every value is live from the equation that makes it
 to the last one that reads it:
 
-* Arguments and constants are held throughout; residuals from where they are made to their last reader in the backward
+* Arguments and constants are live throughout; residuals from where they are made to their last reader in the backward
   pass; the function's outputs and the gradients to the end. An argument that is saved is not counted again; one that
   is given back is copied. A residual that nothing reads is not made; one that is a view of another one takes memory of
   its own.
 * Views (``reshape``, names, barriers) and broadcasts need no memory of their own, but hold what they show.
 * An elementwise operation, an indexed update and a loop's carry write over an operand of the same size that dies there,
-  as XLA's buffer assignment has it. This also stands for fusion, which keeps the steps of a chain in registers.
-* Calls are part of the program around them. Loops and branches need, on top of what is held outside, what one iteration
+  as XLA's buffer assignment has it. This also stands for fusion, of which the steps of a chain need no memory.
+* Calls are part of the program around them. Loops and branches need, on top of what is live outside, what one iteration
   or the most demanding branch needs inside; a loop holds its stacked inputs and outputs outside and a slice inside.
 * Values in another memory ("host") take none of the device's.
 * On a mesh it is what one device holds: its parts of what is spread, and what it has whole.
@@ -54,7 +54,7 @@ InnerPeaks = dict[tuple[int, int], int]
 
 
 class Schedule(Buffers):
-    """Steps on numbered buffers: made by ``run`` and the like, and then asked what is held when."""
+    """Steps on numbered buffers: made by ``run`` and the like; then it says what is live when."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Schedule(Buffers):
     def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
         """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
 
-        What is saved as several values is held as several: a view of another residual, or what a broadcast shows. Where
-        XLA fuses, it does so with what reads them.
+        What is saved as several values is in several buffers: a view of another residual, or what a broadcast shows.
+        Where XLA fuses, it does so with what reads them.
         """
         jaxpr = _jax.open_jaxpr(forward)
         buffers = [*results[outputs:]]
@@ -124,7 +124,7 @@ class Schedule(Buffers):
         if self.on.tiled:
             self.lay_out(flat)
         never, again = fused_away(jaxpr, lines, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
-        in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
+        in_kernels: dict[int, int] = {}  # of what is computed anew, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
             buffers[number] = buffer
@@ -193,7 +193,7 @@ class Schedule(Buffers):
         return needs
 
     def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
-        """The most that one run of a body needs on top of its operands, which are held outside."""
+        """The most that one run of a body needs on top of its operands, which are live outside."""
         key = (id(body.jaxpr), _first_slice(eqn, body))
         if key not in self._inner_peaks:
             self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
@@ -224,7 +224,7 @@ class Schedule(Buffers):
         return schedule
 
     def written_outside(self, buffers: set[int]) -> None:
-        """These are written into memory that is held elsewhere, unless something reads them here."""
+        """These are written into memory that is counted elsewhere, unless something reads them here."""
         for number in buffers.difference(*(step.reads for step in self.steps)):
             self.sizes[number] = 0
 
@@ -237,28 +237,28 @@ class Schedule(Buffers):
         del eqn
         return 0
 
-    # ------------------------------------------------------------------------------------------------ what is held when
+    # ------------------------------------------------------------------------------------------------ what is live when
 
     def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, LiveBuffer]]]:
-        """The timeline, the equation of each moment (None where values merely arrive), and what is held when.
+        """The timeline, the equation of each moment (None where values merely arrive), and what is live when.
 
-        What is held comes with its first moment and the one that holds it no more. What a result is written over is
-        left out, so that the bytes of what is held add up to the moment's.
+        A buffer comes with its first moment and the first without it. What a result is written over is
+        left out, so that the bytes of what is live add up to the moment's.
         """
         steps, alive = self._ordered(), self._liveness()
         rows = described(steps, self, alive.made_at, alive.ranges)
-        held = [(*when, value) for when, value in zip(alive.ranges.values(), rows, strict=True)]
+        live = [(*when, value) for when, value in zip(alive.ranges.values(), rows, strict=True)]
         inside: dict[int, list[LiveBuffer]] = {}  # by the identity of the equation: calls of one body share theirs
         for at, step in enumerate(steps):
             if step.inside:
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.live_inside(step.eqn)
-                held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
+                live += [(at, at + 1, value) for value in inside[id(step.eqn)]]
         moments = tuple(Moment(*step.where, *of_step) for step, of_step in zip(steps, alive.bytes, strict=True))
-        return moments, tuple(step.eqn for step in steps), held
+        return moments, tuple(step.eqn for step in steps), live
 
     def highest(self, before_update: bool = False) -> tuple[int, int]:
-        """The most bytes that are held at once, or before the update, and the position of the first step with them."""
+        """The most bytes that are live at once, or before the update, and the position of the first step with them."""
         totals = list(map(sum, self._liveness().bytes))
         if before_update:
             phases = (step.where[0] for step in self._ordered())
@@ -282,7 +282,7 @@ class Schedule(Buffers):
         return self._scheduled
 
     def live_at(self, at: int, besides: Collection[int] = ()) -> list[LiveBuffer]:
-        """What is held during the step at a position of the schedule, some buffers left out."""
+        """What is live during the step at a position of the schedule, some buffers left out."""
         steps, alive = self._ordered(), self._liveness()
         numbers = [
             number for number, (first, end) in alive.ranges.items() if first <= at < end and number not in besides
@@ -298,9 +298,9 @@ class Schedule(Buffers):
             return [LiveBuffer(self._needs(lines, operation)[2], eqn=eqn)]
         body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
         schedule = self._inside(lines, eqn, body)
-        held = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.outputs)
+        live = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.outputs)
         _, _, needed = self._needs(lines, operation)
-        return held if sum(value.bytes for value in held) == needed else [LiveBuffer(needed, eqn=eqn)]
+        return live if sum(value.bytes for value in live) == needed else [LiveBuffer(needed, eqn=eqn)]
 
 
 def _overwritable(operation: Operation) -> slice:
@@ -374,8 +374,8 @@ _Lines = tuple[StraightLines, StraightLines]
 def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = PLAIN) -> Schedule:
     """The schedule of a step, with the halves of each call that stands for a gradient.
 
-    Arguments are held throughout, but for those that are donated, which are freed after their last reader and may be
-    written over; what the step returns is held to the end.
+    Arguments are live throughout, but for those that are donated, which are freed after their last reader and may be
+    written over; what the step returns is live to the end.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
     schedule = _StepSchedule(step, halves, {}, {}, _spread(step, halves), on)
@@ -493,6 +493,6 @@ class _StepSchedule(Schedule):
         """As ``Schedule.saved_inside``: of a loop whose body takes a gradient, at the peak in there."""
         if id(eqn) not in self._saved_inside:
             takes = any(half_of(inner) for body in _jax.bodies(eqn) for _, inner in walk(body.jaxpr, once=True))
-            held = self.live_inside(eqn) if takes else ()
-            self._saved_inside[id(eqn)] = sum(buffer.bytes for buffer in held if buffer.residual)
+            live = self.live_inside(eqn) if takes else ()
+            self._saved_inside[id(eqn)] = sum(buffer.bytes for buffer in live if buffer.residual)
         return self._saved_inside[id(eqn)]

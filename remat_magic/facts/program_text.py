@@ -61,7 +61,7 @@ class _Tagger:
         self._one_line = one_line
         self.count = 0
         self._copies = {var: _jax.telling_var(var, partial(self._tell, var, row)) for var, row in residuals.items()}
-        # By the identity of what was copied, which is kept along. Several closed jaxprs may hold one open jaxpr
+        # By the identity of what was copied, which stays alive so. Several closed jaxprs may hold one open jaxpr
         # (jax 0.10: branches that are closed anew at each call), and that is the one whose uses the printer counts.
         self._opened: dict[int, tuple[Any, Any]] = {}
         self._closed: dict[int, tuple[Any, Any]] = {}
@@ -220,7 +220,7 @@ class LiveProgram(Program):
 
     @property
     def textless(self) -> bool:
-        """It has its text whenever it is asked for."""
+        """It has its text whenever somebody reads it."""
         return False
 
     def __reduce__(self) -> tuple[type[Program], tuple[Any, ...]]:

@@ -107,7 +107,7 @@ def full(
     )
     communicated: tuple[int | None, int | None] = forward_cost.communicated, backward_cost.communicated
     kernels = KernelsOfHalves(half.closed, backward, live, recomputation.kinds, type_of, communicated, parts)
-    if isinstance(type_of, Propagated):  # XLA was asked about both halves, and has compiled them
+    if isinstance(type_of, Propagated):  # XLA has compiled both halves
         communicated = (nbytes_of(type_of.communicated[0]), nbytes_of(type_of.communicated[1]))
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
@@ -177,7 +177,7 @@ def _saved_in_vain(
     """Values saved by name whose own operation the backward pass runs again all the same.
 
     A derivative that reads its operation's result (tanh's, exp's) reads the value from before it was named, which the
-    policy did not save. Operations are told apart by their tracebacks; calls of one shared body have one between them,
+    policy did not save. Operations differ by their tracebacks; calls of one shared body have one between them,
     so that as many must run again as are saved.
     """
     again: Counter[tuple[int, str]] = Counter(
@@ -240,10 +240,10 @@ _LARGE = 0.1  # of the bytes saved
 
 def _replicated(devices: int, rows: Sequence[Residual]) -> Iterator[Note]:
     """Intermediates that every device holds whole, where they are a large part of what is saved."""
-    kept = [row for row in rows if row.kind == "intermediate" and not row.unread]
-    whole = [row for row in kept if row.replicated and row.shape]
+    needed = [row for row in rows if row.kind == "intermediate" and not row.unread]
+    whole = [row for row in needed if row.replicated and row.shape]
     total = sum(row.nbytes for row in whole)
-    if total > _LARGE * sum(row.nbytes for row in kept):
+    if total > _LARGE * sum(row.nbytes for row in needed):
         largest = max(whole, key=lambda row: row.nbytes)
         values_text = (
             f"{largest.type} of {largest.primitive}{f' (line {largest.source.line})' if largest.source else ''}"
@@ -323,7 +323,7 @@ def over_time(
     step: str = "",
     device: Device | None = None,
 ) -> Timeline:
-    """The memory held from equation to equation, and what holds it.
+    """The memory that is needed from equation to equation, and what for.
 
     ``blank`` is what the timeline is of, the schedule of both halves or of a ``step``; ``programs`` is what that is of.
     The data sheet of ``device`` tells the time that passes.
@@ -396,7 +396,7 @@ class Doubt(NamedTuple):
 
 
 def doubt(live: Iterable[LiveBuffer], on: DeviceMemory) -> Doubt:
-    """What is sure and what is in doubt of the values that are held at a peak."""
+    """What is sure and what is in doubt of the values that are live at a peak."""
     sure, unsure = 0, Counter[What]()
     for value in live:
         if value.argument is not None or value.constant or value.output:
@@ -416,9 +416,9 @@ def _what(value: LiveBuffer) -> What:
 
 
 def peak_range(schedule: Schedule, peak: int, at: int, live: Iterable[LiveBuffer]) -> tuple[int, int]:
-    """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is held.
+    """Between which bytes XLA's word on the peak of a schedule is to be expected, given when it is and what is live.
 
-    All that is held in the update of a step may be sure, and the gradient before it need more than is estimated.
+    All that is live in the update of a step may be sure, and the gradient before it need more than is estimated.
     Of no device it is the peak itself: then it is counted by the program's own types, and says nothing of XLA.
     """
     if not schedule.on.fuses:
@@ -431,7 +431,7 @@ def peak_range(schedule: Schedule, peak: int, at: int, live: Iterable[LiveBuffer
 
 
 def _range(most: int, live: Iterable[LiveBuffer], on: DeviceMemory) -> tuple[int, int]:
-    """That of one moment, by the bytes that are held then and what they are."""
+    """That of one moment, by the bytes that are live then and what they are."""
     doubted = doubt(live, on)
     low, high = (
         doubted.sure + sum(round(RANGES[doubted.device, what][end] * size) for what, size in doubted.unsure.items())

@@ -99,7 +99,7 @@ def residuals(
 ) -> tuple[Residual, ...]:
     """The residuals of a forward half without ``needed_by``; ``arguments`` are the names of its inputs."""
     top = Scope(_jax.open_jaxpr(half.closed))
-    types: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the identity of the type, which is kept along
+    types: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the identity of the type, which stays alive so
     rows: list[Residual] = []
     for value in saved:
         made_by = makers(top, value.atom)
@@ -240,7 +240,7 @@ class Recomputation:
             if not scope.inner(eqn) and (rule := self._rule_of(scope, eqn)) is not None
         ]
         self._told_apart: set[int] = set()
-        self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
+        self._looked_up = 0  # how often an equation was looked up among readers of cotangents: calls may differ in it
         self._known: dict[tuple[int, bool, int], _Entries] = {}
         self._surroundings = {id(self.top): Surroundings()}
         self._conditionals: dict[tuple[int, int], tuple[int, int]] = {}  # by the identity of the scope and equation
@@ -289,7 +289,7 @@ class Recomputation:
         key = (id(scope.jaxpr), inside, marks)
         if key in self._known:
             return self._known[key]
-        asked_before = self._asked
+        before = self._looked_up
         entries: _Entries = []
         for eqn in scope.jaxpr.eqns:
             if not self.live(eqn):
@@ -310,12 +310,12 @@ class Recomputation:
                     entries.append((eqn, number, within))
             if here and not deeper and not _jax.is_transparent(eqn):
                 entries.append((eqn, None, []))
-        if self._asked == asked_before:
+        if self._looked_up == before:
             self._known[key] = entries
         return entries
 
     def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
-        self._asked += 1
+        self._looked_up += 1
         if self._on_cotangents is None:
             self._on_cotangents = dependents(self.top, self.top.jaxpr.invars[self._residuals :])
         return (id(scope), id(eqn)) in self._on_cotangents

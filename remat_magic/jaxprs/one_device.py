@@ -1,9 +1,9 @@
 """How the values of a program are spread over a mesh: by its types, by its ``shard_map`` calls, or by XLA's word.
 
 Types of an explicit mesh tell it of every value. Outside of a ``shard_map`` on an automatic mesh they tell nothing:
-there XLA is asked. Where that cannot be, the specs of a ``shard_map`` tell of what goes in and out of it, and from
+there XLA says it. Where it cannot, the specs of a ``shard_map`` tell of what goes in and out of it, and from
 there it is followed through what keeps a shape as it is: elementwise operations, views, calls and loops. Of anything
-else nothing is known, and it is taken to be held whole.
+else nothing is known, and every device is taken to have all of it.
 """
 
 from __future__ import annotations

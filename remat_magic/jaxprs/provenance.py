@@ -85,7 +85,7 @@ _last_texts: dict[str, Any] = {}  # by file, linecache's entry when code of it w
 def _refresh(file: str, code: CodeType) -> None:
     """Let linecache have the text that code was compiled from: of a changed file the new one, if it was reloaded.
 
-    Whoever shows a traceback has linecache drop the text of a file that has changed: it is kept here too.
+    Whoever shows a traceback has linecache drop the text of a file that has changed: it is here too.
     """
     entries = [entry for entry in (linecache.cache.get(file), _last_texts.get(file)) if entry and len(entry) > 1]
     linecache.checkcache(file)
@@ -136,7 +136,7 @@ class Spans:
             return _NOWHERE
         cached = self._seen.get(id(traceback))
         if cached is None:
-            cached = self._seen[id(traceback)] = (traceback, self._read(traceback))  # kept alive: ids are reused
+            cached = self._seen[id(traceback)] = (traceback, self._read(traceback))  # stays alive so: ids are reused
         return cached[1]
 
     def of(self, traceback: Any) -> SourceSpan | None:

@@ -42,7 +42,7 @@ class Rewriter:
         """A jaxpr, open or closed, with other equations; itself where nothing changes.
 
         ``write`` gives the equations of an open jaxpr anew, and puts down what is renamed by them; ``key`` tells apart
-        the ways in which one jaxpr is written.
+        what is written of one jaxpr.
         """
         old = _jax.open_jaxpr(jaxpr)
         if (id(jaxpr), *key) not in self._done:
@@ -102,7 +102,7 @@ class NamedProgram:
     derivative, the jaxpr of its rule with names. ``fingerprint`` is equal for programs of the same operations, whatever
     their shapes. ``unreached`` tells where there are values without names here though a policy may keep them, or JAX
     without one (``COMPLEX``).
-    ``perturbed`` has for each rule that was named, in program order, which operands it was asked with tangents of.
+    ``perturbed`` has for each rule that was named, in program order, which operands had tangents.
     """
 
     closed: Any
@@ -139,7 +139,7 @@ def name_everything(
     that a policy is chosen for, only in which values are named; None for a policy of the whole program. ``rules``: a
     policy reaches into the rules of custom derivatives; under jax_remat3 it does not. ``differentiate`` has JAX
     differentiate the program, called where it has not yet and what it asks a rule follows from that. ``like`` is the
-    same program, named before: the rules are asked as there.
+    same program, named before: its rules had tangents of the same operands.
     """
     namer = _Namer(within or (lambda _: True), rules, differentiate, like)
     named = namer.jaxpr(closed, (), within is None)
@@ -284,7 +284,7 @@ class _Namer:
         return tuple(_jax.is_inexact(atom.aval) for atom in _jax.rule_inputs(eqn)) if perturbed is None else perturbed
 
     def _is_choice(self, var: Any) -> bool:
-        """Whether a value can be kept by name; that complex values cannot be is taken down."""
+        """Whether a value can be saved by name; that complex values cannot be is taken down."""
         can_be_named = _can_be_named(var)
         if not can_be_named and not _jax.is_dropped(var) and _jax.is_inexact(var.aval):
             self.unreached.add(COMPLEX)
@@ -298,7 +298,7 @@ class _Namer:
 
 
 def _can_be_named(var: Any) -> bool:
-    """Whether a value can be kept by name: floating-point numbers, and masks and indices beside them."""
+    """Whether a value can be saved by name: floating-point numbers, and masks and indices beside them."""
     if _jax.is_dropped(var) or getattr(var.aval, "shape", None) is None:
         return False
     # Complex values cannot be saved at all: JAX rounds what it saves by reduce_precision, which refuses them.

@@ -128,7 +128,7 @@ class StraightLines:
         self._merges = merges
         self.type_of = type_of
         self._whole = whole
-        self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
+        self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which stays alive so
 
     def __call__(self, jaxpr: Any, consts: Sequence[Any] | None = None) -> StraightLine:
         """The straight line of a jaxpr, open or closed; ``consts`` are the constants of an open one."""

@@ -262,9 +262,9 @@ class LiveEquations:
             for out in more:
                 wanted[out] = True
         # A loop that may not run at all gives back what it began with.
-        kept = {carried for out, carried in body.carries if wanted[out] and not body.times}
+        first = {carried for out, carried in body.carries if wanted[out] and not body.times}
         for index, operand in enumerate(body.operands):
-            if operand is not None and (used[index] or index in kept):
+            if operand is not None and (used[index] or index in first):
                 read[operand] = True
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def display() -> ModuleType:
-    """What shows records: asked for only when one is shown, and the one import of records from what is above them."""
+    """What shows records: imported only when one is shown, and the one import of records from what is above them."""
     from remat_magic.views import display
 
     return display

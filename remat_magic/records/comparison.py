@@ -86,7 +86,7 @@ class Comparison(Displayed):
 
     In a notebook it shows itself as a table, in a terminal through rich. ``device`` is the ``Device`` that times are
     estimated for, None where it is not known; ``reports`` are those of the rows' policies, by key and place. The rows
-    are told whether they are on the front (``pareto``).
+    say whether they are on the front (``pareto``).
     """
 
     function: str

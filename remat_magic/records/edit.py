@@ -68,7 +68,7 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
     an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
     is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, which is as on ``peak_device``;
-    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it. ``plan`` is the plan
+    None where none was given. ``excess_bytes`` tells by how much the edited text exceeds it. ``plan`` is the plan
     that it is verified for, None where that is a policy.
     """
 
@@ -194,9 +194,9 @@ class Advice:
 class WhatIf:
     """What it would change to save one recomputed value, or to recompute one that is saved, and nothing else.
 
-    ``saved_bytes`` and ``recomputed_flops`` are the report of ``plan`` less the one that was asked about, exact in
+    ``saved_bytes`` and ``recomputed_flops`` are the report of ``plan`` less the one of ``against``, exact in
     bytes and FLOPs; ``seconds`` is the estimated difference on ``device``, None where no device is known. ``against``
-    is what was asked about: the policy's key, the plan, or for a policy object a plan that does the same. Where the
+    is the choice as it was: the policy's key, the plan, or for a policy object a plan that does the same. Where the
     policy keeps what no name does (the cosine of a sine), each row gives that up besides, and says what it comes to.
     """
 

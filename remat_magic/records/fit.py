@@ -32,7 +32,7 @@ def by_hand(at: str) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FitChoice(Displayed):
-    """One way to change what is kept in memory, and what that takes; it stands wherever a policy can.
+    """One change of what is in memory, and what that takes; it stands wherever a policy can.
 
     ``what`` is one line, such as "@jax.checkpoint on block". ``policy`` at ``at`` is what it is to ``trace.report``;
     ``plan`` is its plan, None where it is none. ``donate`` are the names of the arguments that are donated besides:
@@ -79,7 +79,7 @@ class FitChoice(Displayed):
         return replace(self, **needed, fits=fits, compiled=True)
 
     def within(self, capacity_bytes: int) -> FitChoice:
-        """The same choice, asked whether it fits in other ``capacity_bytes``."""
+        """The same choice, for other ``capacity_bytes``."""
         if self.needed_bytes is None or self.needed_low is None or self.needed_high is None:
             return replace(self, fits=None)
         low, high = (self.needed_bytes,) * 2 if self.compiled else (self.needed_low, self.needed_high)
@@ -157,7 +157,7 @@ class Fit(Displayed):
 
     @property
     def needed_low(self) -> int | None:
-        """The lower end of the range of the estimate, or the same as ``needed_bytes`` where XLA was asked."""
+        """The lower end of the range of the estimate, or the same as ``needed_bytes`` where XLA has compiled it."""
         return self.as_written.needed_low
 
     @property
@@ -172,7 +172,7 @@ class Fit(Displayed):
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits as written: None where the estimate's range holds the capacity, and nobody was asked."""
+        """Whether it fits as written: None where the estimate's range holds the capacity, and nothing was compiled."""
         return self.as_written.fits
 
     @property
@@ -194,7 +194,7 @@ class Fit(Displayed):
     def by_compiler(
         self, answers: Mapping[tuple[str, str], FitChoice], progress: Progress, *, all_asked: bool = False
     ) -> Self:
-        """The same with the choices that XLA was asked about, by ``which`` they are, in order again.
+        """The same with the choices that XLA has compiled, by ``which`` they are, in order again.
 
         Once ``all_asked`` are, what it was not asked about may fit at most.
         """

@@ -21,7 +21,7 @@ class XlaBuffer:
     """A buffer that the compiled program holds at the peak of its memory.
 
     ``name`` is XLA's, with its place in a tuple; ``first`` and ``last`` are the steps in which it holds this value.
-    ``nbytes`` is with padding, and without what it shares with another buffer that is told. ``space`` is "device" for
+    ``nbytes`` is with padding, and without what it shares with another buffer in the list. ``space`` is "device" for
     the memory that a program has to fit into, "host", "VMEM", or XLA's number of another one. ``op_name`` is the path
     of JAX's names to the operation, or an argument's name. ``source`` is the innermost line of the user's own code,
     ``library`` that of a library called from there.
@@ -46,8 +46,8 @@ class XlaMemory:
 
     ``steps`` are the instructions in the order in which they run, those of a loop's body once; ``held`` is how many
     bytes of the device's memory are in use in each: arguments from the first to the last, what shares its bytes with
-    another once. ``peak`` is the step of the most, ``alive`` what is held then, in other memories too, the biggest
-    first. ``backward`` is the first step of the backward pass, as far as the two passes can be told apart.
+    another once. ``peak`` is the step of the most, ``alive`` what is live then, in other memories too, the biggest
+    first. ``backward`` is the first step of the backward pass, as far as the two passes can be distinguished.
 
     A program is allocated more than the peak where results are not written yet, or buffers leave gaps between them.
     XLA's own notes have another step and sum, ``noted_peak`` and ``noted_bytes``: all memory spaces
@@ -118,7 +118,7 @@ class Exhausted(Displayed):
     """A message of XLA's that memory is exhausted, read by ``remat_magic.explain``.
 
     ``message`` is its first line. ``wanted_bytes`` could not be had: all that a program needs where it was compiled,
-    else what was asked for at once. ``available_bytes`` is what there was: all of the memory where it was compiled,
+    else what it wanted at once. ``available_bytes`` is what there was: all of the memory where it was compiled,
     else what was free. ``memory`` is "device", "host", or "vmem" (the fast memory that a TPU's kernels compute in),
     ``when`` is "compiling", "loading" or "running". ``parts`` are what the program needs, by XLA's names, in bytes;
     ``buffers`` are the largest, the biggest first. None, or empty, is what the message does not say.
@@ -169,7 +169,7 @@ class Measurement:
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
-    ``devices_there`` is how many devices the name was of that was asked for (8 for "TPU v5e:2x4", of which a program on
+    ``devices_there`` is how many devices the name was of that was given (8 for "TPU v5e:2x4", of which a program on
     no mesh uses one).
 
     Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
@@ -181,7 +181,7 @@ class Measurement:
     where JAX runs, ``fits`` and the sizes tell of a GPU by what JAX's allocator gives out. ``host_bytes`` are those in
     the host's memory, ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is
     "quick" where it was compiled with less optimization: the bytes, and whether it fits, are then not those of
-    production. ``compiled_before`` says that the answer, its seconds too, was kept from an earlier time. ``timeline``
+    production. ``compiled_before`` says that the answer, its seconds too, is from an earlier time. ``timeline``
     is its memory over time by XLA's own schedule, None where that is not known.
     """
 

@@ -385,7 +385,7 @@ class Report(Displayed, Labelled):
     backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
     ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
     ``peak_low`` and ``peak_high`` are the range in which what XLA needs is to be expected, on the report's
-    device; of none both are ``peak_bytes``. ``peak_by_kind`` has the bytes that are held at the estimated peak by their
+    device; of none both are ``peak_bytes``. ``peak_by_kind`` has the bytes that are live at the estimated peak by their
     kind (``LiveValue.kind``), which add up to ``peak_bytes``.
     ``devices`` tells how many share the work. All bytes and FLOPs are of one of them; of all together where not
     ``per_device``, since XLA alone decides how intermediates are spread (automatic sharding).
@@ -448,7 +448,7 @@ class Report(Displayed, Labelled):
 
         Args:
             path: the file, replaced if it is there.
-            others: reports of the same function under other policies, whose figures are told beside it.
+            others: reports of the same function under other policies, whose figures stand beside it.
 
         Raises:
             RematError: the file cannot be written.
@@ -460,9 +460,9 @@ class Report(Displayed, Labelled):
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of intermediates kept on the device: the memory that the policy costs.
+        """Bytes of intermediates saved on the device: the memory that the policy costs.
 
-        What nothing reads is not kept once the program is compiled. A report of the forward half alone cannot tell,
+        What nothing reads is dropped once the program is compiled. A report of the forward half alone cannot tell,
         and counts it.
         """
         return self._bytes_of("intermediate")

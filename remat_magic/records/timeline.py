@@ -50,7 +50,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is held while one equation runs, in bytes.
+    """What is live while one equation runs, in bytes.
 
     ``index`` counts the equations of the half's jaxpr, calls and loops as one; a call has several moments.
     ``arguments`` includes constants, ``residuals`` only those that are no arguments. ``primitive`` and ``source`` are
@@ -79,7 +79,7 @@ class LiveValue:
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
     ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes, or with the
     primitive "copy" what is given back of it; ``source`` is the line that makes the value, in a loop's body too. In a
-    training step the arguments are told apart by their role. As on a TPU
+    training step arguments differ by their role. As on a TPU
     ``nbytes`` is with padding.
     """
 
@@ -104,7 +104,7 @@ class Life:
 class Timeline(Displayed, Labelled):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
-    ``peak`` is the index of the moment that holds most; ``lives`` is all that is held at any, and adds up to the bytes
+    ``peak`` is the index of the moment that needs most; ``lives`` is all that is live at any, and adds up to the bytes
     of each. What XLA needs is to be expected between ``peak_low`` and ``peak_high``. ``step`` is the name of the
     training step that it is of, from its first equation to its last; empty where it is of a gradient alone. ``seconds``
     is what each moment takes by estimate, empty where no device is given whose data sheet is known.
@@ -124,26 +124,26 @@ class Timeline(Displayed, Labelled):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is held at once."""
+        """The most that is live at once."""
         return self.moments[self.peak].bytes
 
     @property
     def saved_bytes(self) -> int:
-        """What is kept for the backward pass, at the most."""
+        """What is saved for the backward pass, at the most."""
         return max(moment.residuals for moment in self.moments)
 
     def alive_at(self, moment: int) -> tuple[LiveValue, ...]:
-        """What is held at a moment, the biggest first."""
+        """What is live at a moment, the biggest first."""
         values = (life.value for life in self.lives if life.first <= moment < life.end)
         return tuple(sorted(values, key=lambda value: -value.nbytes))
 
     @property
     def alive(self) -> tuple[LiveValue, ...]:
-        """What is held at the peak, the biggest first."""
+        """What is live at the peak, the biggest first."""
         return self.alive_at(self.peak)
 
     def alive_bytes(self, kind: str) -> int:
-        """What is held at the peak of one kind."""
+        """What is live at the peak of one kind."""
         return sum(value.nbytes for value in self.alive if value.kind == kind)
 
 
@@ -163,7 +163,7 @@ class StepMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is held at once."""
+        """The most that is live at once."""
         return self.timeline.peak_bytes
 
     @property
