@@ -373,34 +373,31 @@ class Recomputation:
     def records(self, cost: Callable[[Any], Cost]) -> tuple[Equation, ...]:
         """The recomputed operations as plain data, of what one run of each costs."""
         rows: list[Equation] = []
-        once: dict[int, tuple[Cost, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
+        known: dict[tuple[Any, ...], Equation] = {}  # most are alike in all calls of a body
         for scope, eqn in self.equations:
-            if id(eqn) not in once:
-                types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
-                once[id(eqn)] = cost(eqn), types, _name_given(scope, eqn)
-            price, types, name = once[id(eqn)]
-            place = locate(self._provenances, scope, eqn)
-            talk = _jax.communication(eqn) if price.communicated else None
-            around = self.surroundings(scope)
-            rows.append(
-                Equation(
+            place, around = locate(self._provenances, scope, eqn), self.surroundings(scope)
+            key = id(eqn), id(place.source), id(place.library), place.path, place.times, around.branches, around.runs
+            if key not in known:
+                price, runs = cost(eqn), around.runs
+                talk = _jax.communication(eqn) if price.communicated else None
+                known[key] = Equation(
                     primitive=_jax.primitive_name(eqn),
-                    outputs=types,
-                    flops=None if price.uncosted else price.flops * around.runs,
-                    bytes=None if price.uncosted else price.bytes * around.runs,
+                    outputs=tuple(_jax.type_text(var.aval) for var in eqn.outvars),
+                    flops=None if price.uncosted else price.flops * runs,
+                    bytes=None if price.uncosted else price.bytes * runs,
                     times=place.times,
                     source=place.source,
                     library=place.library,
                     path=place.path,
                     repeated=self.repeated(eqn),
-                    name=name,
+                    name=_name_given(scope, eqn),
                     branches=around.branches,
-                    communicated_bytes=price.communicated * around.runs,
-                    sent_bytes=price.sent * around.runs,
+                    communicated_bytes=price.communicated * runs,
+                    sent_bytes=price.sent * runs,
                     collective="" if talk is None else talk.kind,
                     over=() if talk is None else talk.over,
                 )
-            )
+            rows.append(known[key])
         return tuple(rows)
 
 

@@ -6,11 +6,12 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
 
+T = TypeVar("T")
 TypeOf = Callable[[Any], Any]
 """Tells the type of a variable or literal, with how it is spread over a mesh."""
 
@@ -35,14 +36,17 @@ class Scope:
     nesting: tuple[tuple[str, ...], int | None] = ((), 1)
     turns: int = 1
     consts: Sequence[Any] = ()
+    tables: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # `chain`: identities of the tracebacks of the enclosing equations, outermost first.
         # `nesting`: the labels of the enclosing loops and calls, and how often they run together.
         # `turns`: the same at least: a loop of unknown length is taken to run once.
         # `consts`: the values of the jaxpr's own constants, as far as they are known.
+        # `tables`: what is found once for all calls of one body, by name and the identity of the jaxpr.
         if self.parent is not None and self.body is not None:
             self.chain = (*self.parent.chain, id(_jax.traceback_of(self.eqn)))
+            self.tables = self.parent.tables
             path, times = self.parent.nesting
             label, self.consts = self.body.label, self.body.consts
             self.nesting = (
@@ -54,12 +58,14 @@ class Scope:
     @cached_property
     def makers(self) -> dict[Any, tuple[Any, int]]:
         """For each variable the equation that makes it and the output's index there."""
-        return {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
+        return self._table(
+            "makers", lambda: {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
+        )
 
     @cached_property
     def inputs(self) -> dict[Any, int]:
         """For each invar its index."""
-        return {var: i for i, var in enumerate(self.jaxpr.invars)}
+        return self._table("inputs", lambda: {var: i for i, var in enumerate(self.jaxpr.invars)})
 
     @cached_property
     def outputs(self) -> set[Any]:
@@ -79,6 +85,15 @@ class Scope:
     @cached_property
     def readers(self) -> dict[Any, list[tuple[Any, int]]]:
         """For each variable the equations that read it, with the operand's index."""
+        return self._table("readers", self._readers)
+
+    def _table(self, name: str, make: Callable[[], T]) -> T:
+        key = name, id(self.jaxpr)
+        if key not in self.tables:
+            self.tables[key] = make()
+        return self.tables[key]
+
+    def _readers(self) -> dict[Any, list[tuple[Any, int]]]:
         readers: dict[Any, list[tuple[Any, int]]] = {}
         for eqn in self.jaxpr.eqns:
             for i, atom in enumerate(eqn.invars):
