@@ -380,6 +380,27 @@ def test_a_solver_of_diffrax_agrees_with_jax(adjoint, controller):
     )
 
 
+@pytest.mark.slow
+def test_the_checkpoints_of_a_solver_are_its_own_and_told():
+    diffrax = library("diffrax")
+
+    def saved(checkpoints):
+        adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints=checkpoints)
+
+        def loss(w, y):
+            term = diffrax.ODETerm(lambda t, y, w: jnp.tanh(y @ w))
+            solution = diffrax.diffeqsolve(term, diffrax.Euler(), 0.0, 1.0, 0.1, y, w, max_steps=64, adjoint=adjoint)
+            return solution.ys.sum()
+
+        report = rm.trace(loss, f32(64, 64), f32(256, 64)).report()
+        assert any("checkpoints= of the loop, or of diffrax's adjoint" in note for note in report.notes)
+        return report.saved_bytes
+
+    two, four, eight = map(saved, (2, 4, 8))
+    assert (four - two) / 2 == pytest.approx((eight - four) / 4, rel=0.01)  # the same for each step that is kept
+    assert (four - two) / 2 >= 256 * 64 * 4
+
+
 def _sites_of_equinox():
     equinox = library("equinox")
 

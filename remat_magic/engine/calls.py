@@ -342,6 +342,12 @@ def calls_scoped_modules(stack: Iterable[tuple[CodeType, int]]) -> bool:
     return any(is_of(library, code) for code, _ in stack for library in ("flax.linen", "haiku"))
 
 
+def in_checkpointed_loop(eqns: Iterable[Any]) -> bool:
+    """Whether some are of equinox's loop that keeps so many of its steps, as diffrax's adjoint does by it."""
+    codes = (code for eqn in eqns for code, _ in frames(eqn))
+    return any(is_of("equinox", code) and code.co_filename.endswith("checkpointed.py") for code in codes)
+
+
 def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
     """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
     outside = frames(eqn)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from remat_magic import _jax, units
 from remat_magic.devices import Device
+from remat_magic.engine.calls import in_checkpointed_loop
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, LiveBuffer
 from remat_magic.facts.cost import Costs, equation_cost, jaxpr_cost
@@ -214,10 +215,11 @@ def _repeated_by_rules(
 ) -> Iterator[Note]:
     """What the backward rules of custom derivatives run again: no policy decides about it, and none recomputes it."""
     flops: Counter[str] = Counter()
-    lines, known = dict[int, None](), True
+    lines, known, repeated = dict[int, None](), True, list[Any]()
     for scope, eqn in recomputation.by_rules():
         price = equation_cost(eqn, type_of=half.type_of)
         if price.flops:
+            repeated.append(eqn)
             flops[_jax.primitive_name(eqn)] += price.flops * scope.turns
             known = known and scope.times is not None
             source = locate(provenances, scope, eqn).source
@@ -227,10 +229,12 @@ def _repeated_by_rules(
         what = f"{', '.join(names)}{' and more' if len(flops) > _NAMED else ''}"
         at = f" (line {', '.join(map(str, sorted(lines)[:_NAMED]))})" if lines else ""
         often = "" if known else " for each turn of a loop of unknown length"
+        own = " checkpoints= of the loop, or of diffrax's adjoint, says how many steps it saves instead."
         yield Note(
             "rule-repeats",
             f"A custom derivative rule runs {what}{at} again in the backward pass under every policy: "
-            f"{units.flops(flops.total())}{often}. They are not counted as recomputed.",
+            f"{units.flops(flops.total())}{often}. They are not counted as recomputed."
+            f"{own if in_checkpointed_loop(repeated) else ''}",
             names,
         )
 
