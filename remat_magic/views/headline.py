@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,21 +33,21 @@ class Total:
 def totals(report: Report) -> list[Total]:
     """The headline's numbers; offloaded bytes and constants only where there are any."""
 
-    def size(key: str, label: str, *kinds: str, more: str = "") -> Total:
+    def size(key: str, label: str, values: int, more: str = "") -> Total:
         number: int = getattr(report, f"{key}_bytes")
-        counted = sum(row.kind in kinds and not row.dropped for row in report.residuals)
-        detail = f"{fmt.count(dropped if key == 'unread' else counted, 'value')}{more}"
+        detail = f"{fmt.count(values, 'value')}{more}"
         return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), number)
 
-    kinds, dropped = {row.kind for row in report.residuals}, sum(row.dropped for row in report.residuals)
-    headline = [size("saved", "saved", "intermediate")]
-    if "offloaded" in kinds:
-        headline.append(size("offloaded", "offloaded", "offloaded"))
-    headline.append(size("argument", "arguments", "argument", more=" needed, alive anyway"))
-    if kinds & {"constant", "literal"}:
-        headline.append(size("constant", "constants", "constant", "literal"))
-    if dropped:
-        headline.append(size("unread", "unread", more=", dropped when compiled"))
+    kinds = Counter(row.kind for row in report.residuals)
+    read = Counter(row.kind for row in report.residuals if not row.dropped)
+    headline = [size("saved", "saved", read["intermediate"])]
+    if kinds["offloaded"]:
+        headline.append(size("offloaded", "offloaded", read["offloaded"]))
+    headline.append(size("argument", "arguments", read["argument"], " needed, alive anyway"))
+    if kinds["constant"] or kinds["literal"]:
+        headline.append(size("constant", "constants", read["constant"] + read["literal"]))
+    if dropped := kinds.total() - read.total():
+        headline.append(size("unread", "unread", dropped, ", dropped when compiled"))
     headline += [_work_total("repeated", report), _work_total("deferred", report)]
     if report.communicated_bytes:
         headline.append(_communication(report))
