@@ -21,8 +21,7 @@ from remat_magic.engine.checkpoint_writer import parted_calls, with_checkpoints
 from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.gradients import Differentiated
 from remat_magic.engine.halves import is_passing
-from remat_magic.engine.microbatch_code import code_of
-from remat_magic.engine.microbatches import Cut, batches, traced_with, with_microbatches
+from remat_magic.engine.microbatches import Cut, batches, code_of, traced_with, with_microbatches
 from remat_magic.engine.namespaces import restore_lines, source_texts
 from remat_magic.engine.parts import PartedCall
 from remat_magic.engine.possible import Where

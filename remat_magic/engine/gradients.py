@@ -165,19 +165,19 @@ def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[D
     functions: list[Differentiated] = []
     depth = 0
 
-    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+    def replaced(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
         nonlocal depth
         place = len(functions)
         depth += 1
         try:
             with calls.nested() if depth > 1 else contextlib.nullcontext():
-                call = HeldGradient(traceable, args, has_aux, depth - 1)
+                call = TracedGradient(traceable, args, has_aux, depth - 1)
         finally:
             depth -= 1
         functions.insert(place, call.inner)  # before those that it differentiates itself
         return call.instead() if depth else call.as_calls(place)
 
-    with _jax.holding(hold):
+    with _jax.holding(replaced):
         result = trace()
     return result, tuple(_as_mapped(inner, result, number) for number, inner in enumerate(functions))
 
@@ -213,21 +213,21 @@ def under_policy(
     given those that are recorded now.
     """
 
-    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
-        if isinstance(traceable, HeldGradient) and traceable.calls is not None:
+    def replaced(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        if isinstance(traceable, TracedGradient) and traceable.calls is not None:
             earlier.adopt(traceable.calls)
         with recording(earlier) as calls:
-            call = HeldGradient(traceable, args, has_aux)
+            call = TracedGradient(traceable, args, has_aux)
         if call.inner.who != who:
             return call.instead()
         instead = rewrite(call.inner.closed, calls)
         earlier.adopt(calls, call.inner.closed)
         return call.instead(instead)
 
-    return _jax.holding(hold)
+    return _jax.holding(replaced)
 
 
-class HeldGradient:
+class TracedGradient:
     """One call of a function that JAX is about to differentiate, traced; to be differentiated in its place.
 
     Attributes:
@@ -256,7 +256,7 @@ class HeldGradient:
 
         self._closed = jax.make_jaxpr(flat)(*leaves)
         (outputs,) = counts
-        if isinstance(traceable, HeldGradient):
+        if isinstance(traceable, TracedGradient):
             watch.take_from(traceable.inner, named)
         elif not watch.knows_one_of(named):
             jaxpr = _jax.open_jaxpr(self._closed)
@@ -288,7 +288,7 @@ class HeldGradient:
         """What the function returns."""
         return self.results(self.evaluate(*tree_leaves(args)))
 
-    def instead(self, evaluate: Callable[..., Any] | None = None) -> HeldGradient:
+    def instead(self, evaluate: Callable[..., Any] | None = None) -> TracedGradient:
         """The function to differentiate, of which ``evaluate`` is another form, from flat inputs to flat results."""
         other = copy.copy(self)
         other.evaluate = evaluate or self.evaluate
@@ -303,7 +303,7 @@ class HeldGradient:
         """The values of its constants, and then of what it is differentiated in."""
         return [*_jax.consts_of(self._closed), *self._leaves]
 
-    def of(self, constants: Sequence[Any]) -> HeldGradient:
+    def of(self, constants: Sequence[Any]) -> TracedGradient:
         """A flat function to differentiate that has other constants: of the leaves, with outputs and auxiliary ones."""
         closed, outputs = _jax.with_consts(self._closed, constants), self.inner.outputs
         other = self.instead(_jax.as_function(closed))

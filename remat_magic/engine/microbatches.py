@@ -6,9 +6,13 @@ the loss is known to be a sum or a mean over the examples, by ``_jax.followed``.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
+import math
+import re
 import sys
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
@@ -21,8 +25,8 @@ from jax.tree_util import tree_leaves
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls, recording
-from remat_magic.engine.gradients import Differentiated, HeldGradient
-from remat_magic.engine.parts import place_of, together, wide
+from remat_magic.engine.gradients import Differentiated, TracedGradient
+from remat_magic.engine.parts import call_at, place_of, together, unused, wide
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.retrace import on_arrays
 from remat_magic.engine.signature import Signature, can_be_output
@@ -78,7 +82,7 @@ class Cut:
     place: tuple[CodeType, int] | None = None
 
 
-def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: int, told: dict[int, Cut]) -> Any:
+def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: int, cuts: dict[int, Cut]) -> Any:
     """A function like ``fun`` whose gradient of ``who`` is taken in equal parts of the batch, whenever it is traced.
 
     Args:
@@ -86,16 +90,16 @@ def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: in
         who: the function that it differentiates.
         batch: the names of the leaves of its arguments that have the examples along their first dimension.
         parts: how many.
-        told: is given each gradient that is taken so, by its number.
+        cuts: gets each gradient that is taken so, by its number.
     """
-    generation, known = _jax.Generation(), dict[Any, tuple[Signature, list[HeldGradient]]]()
+    generation, known = _jax.Generation(), dict[Any, tuple[Signature, list[TracedGradient]]]()
 
     def tracing() -> contextlib.AbstractContextManager[None]:
         # Under a policy, and where somebody looks for gradients, the step has a generation of its own already.
         own = contextlib.nullcontext() if _jax.is_holding() else None
         return own or _jax.tracing(generation, _jax.remat3(), _jax.x64())
 
-    def small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[HeldGradient]:
+    def small(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[TracedGradient]:
         """The gradients of a step of one part."""
         signature = Signature(fun, args, kwargs, None)
         types = tuple((leaf.name, str(leaf.value) if leaf.is_array else id(leaf.value)) for leaf in signature.leaves)
@@ -107,29 +111,29 @@ def with_microbatches(fun: Any, who: Identity, batch: Collection[str], parts: in
             if leaf.name in batch and examples % parts:
                 raise RematError(f"{leaf.name} has {examples} examples, which are not {parts} equal parts.")
             sizes |= {leaf.name: examples // parts} if leaf.name in batch else {}
-        held = traced_with(fun, signature.resized(sizes), who)[1]
+        gradients = traced_with(fun, signature.resized(sizes), who)[1]
         if not any(isinstance(leaf, Tracer) for leaf in tree_leaves((args, kwargs))):
-            known[types] = signature, held
-        return held
+            known[types] = signature, gradients
+        return gradients
 
     def traced(staged: bool, *args: Any, **kwargs: Any) -> Any:
-        held = enumerate(small(args, kwargs))
+        gradients = enumerate(small(args, kwargs))
 
-        def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
+        def replaced(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
             with _jax.not_holding():
-                whole = HeldGradient(traceable, given, has_aux)
+                whole = TracedGradient(traceable, given, has_aux)
             if whole.inner.who != who:
                 with _jax.holding_alone(before):  # what is differentiated in there stays whole
                     return whole.instead() if before is None else before(traceable, given, has_aux)
-            number, part = next(held, (0, None))
+            number, part = next(gradients, (0, None))
             traces = part is not None and whole.inner.constants.keys() == part.inner.constants.keys()
             if not staged and not (traces and all(map(_jax.is_staged, whole.values)) and not whole.inner.vmaps):
                 raise _NotStaged
             instead, cut = _added_up(whole, part, parts, before)
-            told[number] = replace(cut, place=_user())
+            cuts[number] = replace(cut, place=_user())
             return instead
 
-        with tracing(), _jax.holding_alone(hold) as before:
+        with tracing(), _jax.holding_alone(replaced) as before:
             return fun(*args, **kwargs)
 
     def run(flat: Any, arrays: list[Any]) -> list[Any]:
@@ -156,26 +160,28 @@ def _user() -> tuple[CodeType, int] | None:
 
 def traced_with(
     fun: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], who: Identity | None
-) -> tuple[tuple[Any, Calls], list[HeldGradient]]:
+) -> tuple[tuple[Any, Calls], list[TracedGradient]]:
     """The jaxpr of a function with other arguments, the calls that it makes, and its gradients of ``who``, in order."""
-    held = list[HeldGradient]()
+    gradients = list[TracedGradient]()
 
-    def hold(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
+    def replaced(traceable: Any, given: tuple[Any, ...], has_aux: bool) -> Any:
         with _jax.not_holding():
-            gradient = HeldGradient(traceable, given, has_aux)
+            gradient = TracedGradient(traceable, given, has_aux)
         if gradient.inner.who == who:
-            held.append(gradient)
+            gradients.append(gradient)
         return gradient.as_calls(0)  # so that the equations of the function stand in its own jaxpr alone
 
-    holding = _jax.holding_alone(None if who is None else hold)
+    holding = _jax.holding_alone(None if who is None else replaced)
     with _jax.tracing(_jax.Generation(), _jax.remat3(), _jax.x64()), recording() as calls, holding:
         closed = Signature(fun, *arguments, None).jaxpr(fun, lambda out: [*filter(can_be_output, tree_leaves(out))])
-    for gradient in held:
+    for gradient in gradients:
         gradient.calls = calls
-    return (closed, calls), held
+    return (closed, calls), gradients
 
 
-def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before: _jax.Hold | None) -> tuple[Any, Cut]:
+def _added_up(
+    whole: TracedGradient, part: TracedGradient | None, parts: int, before: _jax.Hold | None
+) -> tuple[Any, Cut]:
     """What to differentiate instead of a function: it is known already, by a scan over its parts, with its gradient.
 
     Args:
@@ -240,7 +246,7 @@ def _added_up(whole: HeldGradient, part: HeldGradient | None, parts: int, before
     return lambda *args: whole.results(known(results, grads, *tree_leaves(args))), cut
 
 
-def _followed(whole: HeldGradient, part: HeldGradient, parts: int) -> tuple[list[Any], list[Any]]:
+def _followed(whole: TracedGradient, part: TracedGradient, parts: int) -> tuple[list[Any], list[Any]]:
     """What the constants and inputs of a function are to those of a part, and what its results are.
 
     Raises:
@@ -287,3 +293,100 @@ def _zeros(avals: Sequence[Any]) -> list[Any]:
 
 def _plus(sums: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     return [total + value.astype(total.dtype) for total, value in zip(sums, values, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------- how it is written
+
+
+_NAMES = "gradient", "add", "examples", "zeros", "sums", "own"
+_CODE = """
+def gradient({names}):
+{body}
+
+def add(sums, examples):
+    {own} = gradient(*examples)
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, {summed}), {aux}
+
+examples = jax.tree.map(lambda a: a.reshape({parts}, -1, *a.shape[1:]), {given})
+{own} = jax.eval_shape(gradient, *jax.tree.map(lambda a: a[0], examples))
+zeros = jax.tree.map(lambda a: jax.numpy.zeros(a.shape, jax.numpy.promote_types(a.dtype, "float32")), {summed})
+sums, {stacked} = jax.lax.scan(add, zeros, examples)
+{result} = jax.tree.map(lambda a, b: {mean}.astype(b.dtype), sums, {summed})
+"""
+_SUMS = {"own": "own", "summed": "own", "aux": "None", "stacked": "_"}
+_STACKED = {"own": "(value, aux), grads", "summed": "(value, grads)", "aux": "aux", "stacked": "aux"}
+_TOGETHER = "{target} = (value, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), aux)), grads"
+
+
+def code_of(cut: Cut, option: str | None) -> str:
+    """What to write for a gradient in parts in the place of the statement that takes it; empty where it is not known.
+
+    ``option`` are the further arguments of a checkpoint on the function; None: there is none.
+    """
+    who, weight = cut.inner.who, cut.shares[0].weight if cut.shares[0] else 1.0
+    kinds = {share and share.kind for share in cut.shares[1:]}
+    mean, stacked = math.isclose(weight * cut.parts, 1.0), kinds == {"axis"}
+    same = all(share is None or share == cut.shares[0] for share in cut.shares)
+    axes = {share.axis for share in (*cut.given, *cut.shares) if share is not None}
+    if cut.place is None or axes != {0} or not (stacked or (same and (mean or None not in kinds))):
+        return ""
+    code, source, call, statement = cut.place[0], *call_at(*cut.place)
+    if call is None or statement is None:
+        return ""
+    text, target = ast.get_source_segment(source, call) or "", "result"
+    if isinstance(statement, ast.Assign) and statement.value is call:
+        target = ast.get_source_segment(source, statement.targets[0]) or target
+    defined, lines = who[1] == code.co_filename and code.co_firstlineno < who[2] < statement.lineno, list[str]()
+    if defined and who[0] != "<lambda>":
+        lines = textwrap.dedent("".join(source.splitlines(True)[who[2] - 1 : statement.lineno - 1])).splitlines()
+    local = {*code.co_varnames, *code.co_cellvars} if lines or who[0] == "<lambda>" else set[str]()
+    given = _examples(cut, call, local, source)
+    for name, outside in given.items():
+        if outside != name and text.count(outside) != 1:
+            return ""
+        text = text.replace(outside, name)
+    if option is not None:
+        text, count = re.subn(rf"\b{re.escape(who[0])}\b", lambda _: f"jax.checkpoint({who[0]}{option})", text, count=1)
+        given = given if count else {}
+    if not given:
+        return ""
+    scaled = "a" if weight == 1.0 else f"(a / {cut.parts})" if mean else f"(a * {weight!r})"
+
+    def renamed(text: str) -> str:
+        """Without the names that the user's own code has."""
+        return re.sub(rf"(?<![.{{])\b({'|'.join(_NAMES)})\b(?!}})", lambda found: unused(found[0], [source]), text)
+
+    return renamed(_CODE.strip() + stacked * f"\n{_TOGETHER}").format(
+        **{key: renamed(word) for key, word in (_STACKED if stacked else _SUMS).items()},
+        names=", ".join(given),
+        body=textwrap.indent("\n".join([*lines, f"return {text}"]), "    "),
+        parts=cut.parts,
+        given=f"({', '.join(given.values())}{',' * (len(given) == 1)})",
+        target=target,
+        result="value, grads" if stacked else target,
+        mean=scaled,
+    )
+
+
+def _examples(cut: Cut, call: ast.Call, local: set[str], source: str) -> dict[str, str]:
+    """By name what the call is given of examples: its arguments, and local variables; empty where that is not known."""
+    inner, given = cut.inner, dict[str, str]()
+    numbers = [*inner.constants, *range(len(cut.given) - len(inner.primals), len(cut.given))]
+    rows = [*zip((*inner.constants.values(), *inner.primals), (cut.given[n] for n in numbers), strict=True)]
+    cut_arguments = {leaf.argument for leaf, share in rows if share is not None}
+    by_keyword: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in call.keywords}
+    places = {leaf.position for leaf, _ in rows if leaf.argument not in by_keyword}
+    known = max((place for place in places if place is not None), default=0) < len(call.args)
+    for leaf, share in rows:
+        if leaf.argument not in cut_arguments:
+            continue
+        node = by_keyword.get(leaf.argument)
+        if node is None and leaf.position is not None and known:
+            node = call.args[leaf.position]
+        text = (
+            leaf.argument if node is None and leaf.argument in local else ast.get_source_segment(source, node or call)
+        )
+        if share is None or not text or (node is None and leaf.argument not in local):
+            return {}
+        given[text if text.isidentifier() else leaf.argument] = text
+    return given
