@@ -91,8 +91,14 @@ class Engine:
         self.primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self.primal.provenances, fun)
-        differentiate = lambda selection: self.retrace(selection).forward  # noqa: E731
-        self._selector = Selector(self.primal, self.vmaps, self.parts, self._code_of_cut, self.parted, differentiate)
+        self._selector = Selector(
+            self.primal,
+            self.vmaps,
+            self.parts,
+            self._code_of_cut,
+            self.parted,
+            lambda selection: self.retrace(selection).forward,
+        )
         self._retraces: dict[Any, Retrace] = {}  # by what makes the same program
         self._smaller = dict[Any, tuple[Any, Calls]]()
         self._parted = dict[str, list[PartedCall] | RematError]()  # by key

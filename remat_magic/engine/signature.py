@@ -6,7 +6,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -138,8 +137,8 @@ class Inputs:
 
     function: str
     leaves: tuple[Leaf, ...]
-    settings: Callable[[], AbstractContextManager[None]] | None
-    vmaps: _jax.Vmaps | None
+    settings: Any
+    vmaps: Any
 
     @functools.cached_property
     def arrays(self) -> tuple[Leaf, ...]:

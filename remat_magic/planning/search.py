@@ -177,8 +177,9 @@ def _says(policy: Any, value: NamedValue, answers: dict[tuple[int, int], bool]) 
     key = (id(policy), id(value.eqn))
     if key not in answers:
         answers[key] = saves(_jax.policy_says(policy, value.eqn))
-    named = value.name is not None
-    return answers[key] or (named and saves(_jax.policy_says_of_name(policy, value.aval, value.name)))
+    if answers[key] or value.name is None:
+        return answers[key]
+    return saves(_jax.policy_says_of_name(policy, value.aval, value.name))
 
 
 # -------------------------------------------------------------------------------------------------- what is to be least
