@@ -69,6 +69,9 @@ CUMULATIVE = names("cummax cummin cumprod cumsum cumlogsumexp")
 FEW_TERMS = names("clamp integer_pow polynomial one_minus_square select_n convert_element_type")
 """Elementwise as well, of more than one FLOP or of none."""
 
+ADDITIONS = names("add add_any")
+"""The sum of two, as written and as autodiff puts it where a value is read twice."""
+
 BROADCASTS = names("broadcast_in_dim broadcast_to")
 """Their result is their operand again and again."""
 
@@ -128,6 +131,16 @@ def primitive_name(eqn: Any) -> str:
         return name
     name = type(eqn.params.get("_prim")).__name__
     return _OTHERWISE_CALLED.get(name, name)
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name of what XLA runs for an equation: to it ``x[:, None] @ y[None]`` is no matmul, but multiplies."""
+    name = primitive_name(eqn)
+    if name == "dot_general":
+        (left, _), _ = eqn.params["dimension_numbers"]
+        if all(eqn.invars[0].aval.shape[axis] == 1 for axis in left):
+            return "mul"
+    return name
 
 
 def high_params(eqn: Any) -> dict[str, Any]:
@@ -202,6 +215,13 @@ def lanes_of_convolution(eqn: Any) -> tuple[tuple[Any, tuple[int, int]], ...]:
     specs = eqn.params["dimension_numbers"]
     values = zip((*eqn.invars, *eqn.outvars), (specs.lhs_spec, specs.rhs_spec, specs.out_spec), strict=True)
     return tuple((atom, (spec[0], spec[1])) for atom, spec in values)
+
+
+def is_strided(eqn: Any) -> bool:
+    """Whether an equation takes every so many elements of its operand, or puts its operand's elements so far apart."""
+    if eqn.primitive.name == "slice":
+        return any(stride > 1 for stride in eqn.params["strides"] or ())
+    return eqn.primitive.name == "pad" and any(between for _, _, between in eqn.params["padding_config"])
 
 
 def takes_bfloat16(eqn: Any) -> bool:

@@ -532,7 +532,7 @@ def _fuses(step: ScheduledStep, *, matmuls: bool) -> bool:
 
 
 def _name(step: ScheduledStep) -> str:
-    return "" if step.eqn is None else _jax.primitive_name(step.eqn)
+    return "" if step.eqn is None else _jax.kernel_name(step.eqn)
 
 
 def read_by_matmuls(steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]) -> set[int]:

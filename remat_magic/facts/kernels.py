@@ -25,7 +25,17 @@ from typing import Any, NamedTuple, overload
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import BYTES, CONTRACTIONS, FLOPS, moved_bytes
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, INDEXED, MADE_ANEW, MATMULS, REDUCTIONS, SCATTERS, SLICES
+from remat_magic._jax.primitives import (
+    ADDITIONS,
+    BROADCASTS,
+    FUSIBLE,
+    INDEXED,
+    MADE_ANEW,
+    MATMULS,
+    REDUCTIONS,
+    SCATTERS,
+    SLICES,
+)
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLines
@@ -329,7 +339,7 @@ class _Fusion:
             flops, sent = None, 0
             if self._with_bodies:
                 talk = _jax.communication(whole, eqn)
-                flops, sent = _flops(eqn, name), 0 if talk is None else talk.sent
+                flops, sent = _flops(eqn, _jax.primitive_name(eqn)), 0 if talk is None else talk.sent
             step = _Step(eqn, id(whole), name, name in FUSIBLE, name in REDUCTIONS, again, flops, sizes, sent)
             self._known.steps[id(operation.eqn)] = step
         return step
@@ -460,11 +470,14 @@ def fused_away(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[
 
     A kernel that reads what an elementwise operation makes may run that operation itself: XLA fuses a producer into
     each of its consumers. It has the operands if something reads them as late anyway, or if they take less than what is
-    made of them. ``matmuls``: as for ``fuses``.
+    made of them. A sum of sums is one kernel, and all terms are held until it runs. ``matmuls``: as for ``fuses``.
     """
     flat = lines(jaxpr)
     never = in_registers(jaxpr, lines)
+    if matmuls:
+        never -= {n for line in flat.lines if _jax.is_strided(line.operation.eqn) for n in line.makes}
     last, last_fused, last_other = dict[int, int](), dict[int, int](), dict[int, int]()
+    uses = Counter(number for line in flat.lines for number in line.reads)
     for index, line in enumerate(flat.lines):
         for number in line.reads:
             last[number] = index
@@ -493,7 +506,9 @@ def fused_away(jaxpr: Any, lines: StraightLines, *, matmuls: bool) -> tuple[set[
             ):
                 earlier = _gone_before(end, reads, last, read_for)
                 kept_for_it = earlier.difference(read_for)
-                if sum([_jax.nbytes(flat.types[read]) for read in kept_for_it]) <= _jax.nbytes(flat.types[number]):
+                ends_sum = line.operation.name in ADDITIONS and flat.lines[end].operation.name in ADDITIONS
+                taken = sum([_jax.nbytes(flat.types[read]) for read in kept_for_it])
+                if (ends_sum and uses[number] == 1) or taken <= _jax.nbytes(flat.types[number]):
                     last.update(dict.fromkeys(earlier, end))
                     read_for[number] = reads
                     (again if number in last_other else never).add(number)
@@ -527,11 +542,14 @@ def fuses(line: Line, *, matmuls: bool = False) -> bool:
     """Whether an operation runs in one kernel with what makes its operands; ``matmuls``: these do so as well.
 
     So then does what puts one element into each row, as the gradient of a loss that takes one of each row's
-    probabilities: XLA for TPUs makes a comparison and a selection of it. XLA for GPUs, where matmuls do not, takes
+    probabilities: XLA for TPUs makes a comparison and a selection of it. Every second row, of which an associative scan
+    is made, is a kernel of its own there. XLA for GPUs, where matmuls do not, takes
     elements by index in the kernel that needs them, and puts them by index in the kernel that makes them.
     """
     name, eqn = line.operation.name, line.operation.eqn
     if line.operation.bodies:
+        return False
+    if matmuls and _jax.is_strided(eqn):
         return False
     more = name in MATMULS or _jax.is_one_hot(eqn) if matmuls else name in INDEXED
     return name in FUSIBLE or name in REDUCTIONS or more

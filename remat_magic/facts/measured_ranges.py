@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 RANGES = {
-    ("GPU", "layers"): (0.70, 1.34),
-    ("GPU", "plain"): (0.62, 1.78),
-    ("GPU", "moved"): (0.80, 2.53),
-    ("TPU", "layers"): (0.82, 1.31),
-    ("TPU", "plain"): (0.62, 1.99),
-    ("TPU", "moved"): (0.84, 1.64),
+    ("GPU", "layers"): (0.71, 1.35),
+    ("GPU", "plain"): (0.71, 1.65),
+    ("GPU", "float32"): (0.64, 1.74),
+    ("GPU", "moved"): (0.82, 2.55),
+    ("TPU", "layers"): (0.85, 1.35),
+    ("TPU", "plain"): (0.64, 2.33),
+    ("TPU", "float32"): (0.71, 1.74),
+    ("TPU", "moved"): (0.87, 1.75),
 }

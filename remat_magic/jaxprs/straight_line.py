@@ -181,5 +181,5 @@ class StraightLines:
         reads = tuple([LITERAL if isinstance(atom, _jax.Literal) else number(atom) for atom in eqn.invars])
         makes = tuple([flat.value(self.type_of(var)) for var in eqn.outvars])
         numbers.update(zip(eqn.outvars, makes, strict=True))
-        operation = Operation(eqn, name, inside, not leaving.isdisjoint(eqn.outvars))
+        operation = Operation(eqn, _jax.kernel_name(eqn), inside, not leaving.isdisjoint(eqn.outvars))
         flat.lines.append(Line(operation, reads, makes))
