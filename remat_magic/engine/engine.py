@@ -20,7 +20,7 @@ from remat_magic.engine.calls import Calls
 from remat_magic.engine.checkpoint_writer import parted_calls, with_checkpoints
 from remat_magic.engine.donation import Donation, donation
 from remat_magic.engine.gradients import Differentiated
-from remat_magic.engine.halves import is_passing
+from remat_magic.engine.halves import is_passing, without_gc
 from remat_magic.engine.microbatches import Cut, batches, code_of, traced_with, with_microbatches
 from remat_magic.engine.namespaces import restore_lines, source_texts
 from remat_magic.engine.parts import PartedCall
@@ -196,6 +196,7 @@ class Engine:
         code = self.in_parts("none", at).select("none", at).code
         return (Site(at, self.primal.name, count, "", None, possible=True, code=code),)
 
+    @without_gc()
     def in_parts(self, policy: Any, at: Any) -> Self:
         """The program with those ``vmap`` calls in parts that a choice asks for, as ``select`` takes it."""
         policy, at = self._chosen(policy, at)

@@ -43,6 +43,7 @@ class Facts:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.lock = engine, engine.lock
         self.memo: dict[Any, Any] = {}
+        self.last: tuple[Any, ...] = ()  # the schedule that was made last: of a variant, and in what memory
         self._in_parts: dict[int, Facts] = {}  # by the identity of an engine, which the other one keeps
         self._variants: dict[tuple[Any, ...], Variant] = {}  # one for each choice as a reader sees it
         self.first: dict[tuple[Any, ...], Variant] = {}  # of those that make the same program, that of the first report
@@ -122,6 +123,7 @@ class Facts:
         with self.lock:
             for store in (self._variants, self.first, self.memo, self._in_parts):
                 store.clear()
+            self.last = ()
             self.engine.close()
 
 
@@ -256,12 +258,16 @@ class Variant:
         return None if step is None else StepMemory(step.given.name, self.timeline(device))
 
     def schedule(self, memory: DeviceMemory) -> Schedule:
-        """What is live when, where values lie in memory so."""
-        retrace, step = self.retrace, self.engine.step
-        if step is not None:
-            return step_schedule(step.donating(self.selection.donate), retrace.halves_in_step, memory)
-        half = retrace.forward
-        return both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
+        """What is live when, where values lie in memory so; the last one that was asked for is kept."""
+        facts, retrace, step, half = self.facts, self.retrace, self.engine.step, self.retrace.forward
+        if facts.last[:2] != (self, memory):
+            if step is not None:
+                step = step.donating(self.selection.donate)
+                made = step_schedule(step, retrace.halves_in_step, memory, facts.memo.setdefault(Schedule, {}))
+            else:
+                made = both_halves(half.closed, retrace.backward, half.outputs, type_of=half.type_of, on=memory)
+            facts.last = self, memory, made
+        return facts.last[2]
 
     @cached
     def _blank(self) -> Report:

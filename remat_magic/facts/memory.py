@@ -49,8 +49,8 @@ from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.walk import LiveEquations, TypeOf, own_type, walk
 from remat_magic.records import ArgumentRole, Half, Moment, Phase
 
-InnerPeaks = dict[tuple[int, int], int]
-"""What one run of a body needs, by its identity and the first slice of a stack."""
+Inner = dict[tuple[int, int], "Schedule"]
+"""One run of a body, by its identity and the first slice of a stack."""
 
 
 class Schedule(Buffers):
@@ -58,7 +58,7 @@ class Schedule(Buffers):
 
     def __init__(
         self,
-        inner_peaks: InnerPeaks | None = None,
+        inner: Inner | None = None,
         type_of: TypeOf = own_type,
         on: DeviceMemory = PLAIN,
     ) -> None:
@@ -66,7 +66,7 @@ class Schedule(Buffers):
         self.steps: list[ScheduledStep] = []
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
         self._in_kernels: dict[int, tuple[int, ...]] = {}  # of what stands for what kernels make, what these read
-        self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
+        self._inner: Inner = {} if inner is None else inner
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
         self._scheduled: list[ScheduledStep] | None = None
         self._alive: Liveness | None = None
@@ -123,7 +123,9 @@ class Schedule(Buffers):
         flat = lines(jaxpr)
         if self.on.tiled:
             self.lay_out(flat)
-        never, again = fused_away(jaxpr, lines, matmuls=self.on.matmuls) if self.on.fuses else (set[int](), set[int]())
+        if self.on.fuses and flat.fused_away is None:
+            flat.fused_away = fused_away(jaxpr, lines, matmuls=self.on.matmuls)
+        never, again = flat.fused_away or (set[int](), set[int]())
         in_kernels: dict[int, int] = {}  # of what is computed anew, the buffers without bytes that stand for it there
         buffers = [NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -183,7 +185,7 @@ class Schedule(Buffers):
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
         eqn = operation.eqn
         sizes = [self.nbytes(self.type_of(var)) for var in eqn.outvars]
-        inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
+        inside = max((self._inside(lines, eqn, body).highest()[0] for body in operation.bodies), default=0)
         self._around[id(eqn)] = lines, operation
         if operation.bodies and operation.bodies[0].kind != "loop":
             inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
@@ -192,21 +194,17 @@ class Schedule(Buffers):
         needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
         return needs
 
-    def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
-        """The most that one run of a body needs on top of its operands, which are live outside."""
-        key = (id(body.jaxpr), _first_slice(eqn, body))
-        if key not in self._inner_peaks:
-            self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
-        return self._inner_peaks[key]
-
     def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
-        """One run of a body.
+        """One run of a body: what it needs on top of its operands, which are held outside.
 
         The slices that a scan hands to an iteration are copies, but for those that kernels take from the stack
         themselves; carries live in the loop's own buffers.
         """
         slices = _first_slice(eqn, body)
-        schedule = self.new()
+        key = id(body.jaxpr), slices
+        if key in self._inner:
+            return self._inner[key]
+        schedule = self._inner[key] = self.new()
         sliced = [
             schedule.buffer(self.type_of(var), LiveBuffer(0, self.type_of(var), eqn, var))
             for var in body.jaxpr.invars[slices:]
@@ -229,8 +227,8 @@ class Schedule(Buffers):
             self.sizes[number] = 0
 
     def new(self) -> Schedule:
-        """An empty one for a body, which knows the peaks inside that this one knows."""
-        return Schedule(self._inner_peaks, self.type_of, self.on.inside)
+        """An empty one for a body, which knows what is inside that this one knows."""
+        return Schedule(self._inner, self.type_of, self.on.inside)
 
     def saved_inside(self, eqn: Any) -> int:
         """The bytes of residuals among what an equation needs inside."""
@@ -295,11 +293,12 @@ class Schedule(Buffers):
         """What the body of an equation that needs most holds at most; one sum where it is not all known."""
         lines, operation = self._around[id(eqn)]
         if not operation.bodies:
-            return [LiveBuffer(self._needs(lines, operation)[2], eqn=eqn)]
-        body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
-        schedule = self._inside(lines, eqn, body)
+            return [LiveBuffer(self._needs_of[id(eqn)][2], eqn=eqn)]
+        body = max(operation.bodies, key=lambda body: self._inside(lines, eqn, body).highest()[0])
+        schedule, slices = self._inside(lines, eqn, body), {*body.jaxpr.invars}
         live = schedule.live_at(schedule.highest()[1], () if body.kind == "loop" else schedule.outputs)
-        _, _, needed = self._needs(lines, operation)
+        live = [it._replace(eqn=eqn) if it.var in slices else it for it in live]  # of calls of one body, of this one
+        _, _, needed = self._needs_of[id(eqn)]
         return live if sum(value.bytes for value in live) == needed else [LiveBuffer(needed, eqn=eqn)]
 
 
@@ -371,9 +370,12 @@ def live_lines(
 _Lines = tuple[StraightLines, StraightLines]
 
 
-def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = PLAIN) -> Schedule:
+def step_schedule(
+    step: Step, halves: Mapping[int, Halves], on: DeviceMemory, known: dict[Any, StraightLines]
+) -> Schedule:
     """The schedule of a step, with the halves of each call that stands for a gradient.
 
+    ``known`` keeps the straight lines of the step itself, which are the same whatever the halves are.
     Arguments are live throughout, but for those that are donated, which are freed after their last reader and may be
     written over; what the step returns is live to the end.
     """
@@ -388,10 +390,13 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
             schedule.donated.add(arguments[-1])
     if not on.reserves:
         schedule.arrive("forward", sorted(schedule.donated))
-    lines = StraightLines(
-        LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of, merges=on.merges
-    )
-    results = schedule.run(lines, step.closed, arguments, "forward")
+    key = on, schedule.type_of
+    if key not in known:
+        known.clear()  # of a mesh the types are others each time
+        known[key] = StraightLines(
+            LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of, merges=on.merges
+        )
+    results = schedule.run(known[key], step.closed, arguments, "forward")
     schedule.give_back(results, list(map(schedule.type_of, jaxpr.outvars)))
     schedule.gradients -= schedule.outputs
     return schedule
@@ -426,11 +431,11 @@ class _StepSchedule(Schedule):
         step: Step,
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
-        inner_peaks: InnerPeaks,
+        inner: Inner,
         type_of: TypeOf,
         on: DeviceMemory,
     ) -> None:
-        super().__init__(inner_peaks, type_of, on)
+        super().__init__(inner, type_of, on)
         self._step, self._halves = step, halves
         self._lines = lines  # of halves, by the number of the call
         self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
@@ -439,7 +444,7 @@ class _StepSchedule(Schedule):
 
     def new(self) -> Schedule:
         """As ``Schedule.new``, with the same halves."""
-        return _StepSchedule(self._step, self._halves, self._lines, self._inner_peaks, self.type_of, self.on.inside)
+        return _StepSchedule(self._step, self._halves, self._lines, self._inner, self.type_of, self.on.inside)
 
     def role_of(self, key: int) -> ArgumentRole | None:
         """As ``Schedule.role_of``."""

@@ -40,7 +40,7 @@ class StraightLine:
     The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
     constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
     dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` has the
-    values that a checkpoint makes, which its barriers keep apart from equal ones.
+    values that a checkpoint makes, which its barriers keep apart from equal ones; ``fused_away`` is for who finds it.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -51,6 +51,7 @@ class StraightLine:
     outputs: tuple[int, ...] = ()
     ends: list[int] = field(default_factory=list)
     apart: set[int] = field(default_factory=set)
+    fused_away: tuple[set[int], set[int]] | None = None
 
     def value(self, aval: Any) -> int:
         """A new value of a type."""

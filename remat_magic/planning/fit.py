@@ -19,7 +19,7 @@ from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.facts import Facts, Variant
 from remat_magic.facts.times import added, offloading, times
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.places import Search
+from remat_magic.planning.places import Search, falling
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, Fit, FitChoice, Progress, RematError, Report, Times
 from remat_magic.records.fit import by_hand, microbatches_in, ordered
@@ -395,8 +395,11 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
             capacity = max(capacity, needed[batch]) if by_xla <= target.capacity else capacity
         if capacity - fixed > _FAR * (needed[batch] - fixed):
             return None
+        guess = batch + math.floor(batch * (capacity - needed[batch]) / max(falling(written), 1))
+        if batch <= guess < batch + _PARTS_OF_BATCH[-1]:
+            guess = 2 * batch  # what is cut into parts may take none that is so near
         for _ in range(_TRACED):
-            size = _between(needed, capacity) if len(needed) > 1 else _doubled(capacity, batch, needed[batch], fixed)
+            size = _between(needed, capacity) if len(needed) > 1 else max(guess, 1)
             if size in needed:
                 break
             for part in _PARTS_OF_BATCH:  # a batch may be cut into equal parts, or lie on several devices
@@ -410,15 +413,6 @@ def largest_batch(facts: Facts, target: Target, written: Report, by_xla: int | N
         if len(needed) > 1:
             return max((size for size, bytes_ in needed.items() if bytes_ <= capacity), default=None)
     return None
-
-
-def _doubled(capacity: int, batch: int, needed: int, fixed: int) -> int:
-    """A batch near the one that fits: most programs take halves and doubles of their batch."""
-    guess = batch * max(capacity - fixed, 1) / max(needed - fixed, 1)
-    power = math.floor(math.log2(guess / batch)) or (1 if needed <= capacity else -1)
-    while power < 0 and batch % 2**-power:
-        power += 1
-    return batch * 2**power if power > 0 else batch // 2**-power if power else max(1, min(int(guess), batch - 1))
 
 
 def _between(needed: Mapping[int, int], capacity: int) -> int:
@@ -439,6 +433,6 @@ def _needed(facts: Facts, target: Target, leading: Mapping[str, int]) -> int | N
     engine = facts.engine
     try:
         other = Facts(engine.retraced(engine.given.fun, leading))
-        return other.under().report(target.memory).peak_bytes
+        return other.under().schedule(target.memory).highest()[0]
     except Exception:  # noqa: BLE001 - whatever the user's function raises when it is given another batch
         return None

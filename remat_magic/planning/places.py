@@ -201,9 +201,9 @@ class Search:
         yield from (replace(choice, late=True) for choice in (*groups, *others))
 
     def _first_parts(self, inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
-        """What can be cut in the fewest parts, and in about the square root of the most; not where a call makes little.
+        """What can be cut, in as many parts as are to fit, else about the square root of the most.
 
-        Microbatches repeat nothing. They are as many as are to fit, where something is to be fitted.
+        Microbatches repeat nothing. Of a vmap each call of which makes little nothing is tried.
         """
         engine, little = self._facts.engine, list[str]()
         # By their lines: of a module the callee is its method, and what is mapped the module.
@@ -214,9 +214,9 @@ class Search:
                 little.append(vmap.key)
             elif numbers := vmap.divisors:
                 self._cuts.append((vmap.key, numbers, _NOTHING))
-                yield from (
-                    _Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys((numbers[0], middle(numbers)))
-                )
+                few, most = self._enough(numbers, own.given_back if own else 0), middle(numbers)
+                counts = (few,) if few > numbers[0] and self._capacity is not None else (numbers[0], most)
+                yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys(counts))
         if little:
             self._leave_out("one call makes less than a tenth of all", *little)
         numbers, count, why = engine.in_microbatches(self._enough)
@@ -245,12 +245,15 @@ class Search:
                 self._leave_out(str(error).rstrip("."), f"{key} in parts")
         return large[:_INSIDE]
 
-    def _enough(self, numbers: Sequence[int]) -> int:
-        """The fewest microbatches that are to fit, as what is held for one example falls with them, and no sum does."""
+    def _enough(self, numbers: Sequence[int], given_back: int = 0) -> int:
+        """The fewest parts that are to fit, as what is held for one example falls with them.
+
+        No sum of gradients does, nor what all the parts have ``given_back``.
+        """
         report = self._facts.under().report(self._memory)
         if self._capacity is None or not report.peak_bytes or not report.peak_high:
             return middle(numbers)
-        falls = sum(nbytes for kind, nbytes in report.peak_by_kind if kind in ("residual", "temporary"))
+        falls = falling(report) - given_back
         sums = sum(
             4 * math.prod(leaf.value.shape)
             for leaf in self._facts.engine.primal.signature.arrays
@@ -268,12 +271,12 @@ class Search:
         by_place = {(it.policy, it.at): it.peak_high for it in self.tried if it.peak_high}
         for key, numbers, policy in self._cuts:
             tried = {n: by_place[policy, at] for n in numbers if (policy, at := f"{key} in {n}") in by_place}
-            if policy == "none" and self._written and self._written.peak_high:
+            if (policy, key) in by_place:
+                tried[1] = by_place[policy, key]
+            elif self._written and self._written.peak_high:
                 if min(tried.values(), default=0) <= capacity:
                     continue
                 tried[1] = self._written.peak_high
-            elif (policy, key) in by_place:
-                tried[1] = by_place[policy, key]
             if len(tried) < 2:
                 continue
             (few, high), *_, (many, low) = sorted(tried.items())
@@ -516,6 +519,11 @@ class Search:
         # What changes nothing goes by the name of no checkpoint.
         first, *others = sorted(reports, key=lambda report: report.policy != "none")
         return replace(row_of(first, self._device), label=label_of(first), same_as=tuple(map(label_of, others)))
+
+
+def falling(report: Report) -> int:
+    """The bytes of a peak that fall with the number of examples."""
+    return sum(nbytes for kind, nbytes in report.peak_by_kind if kind in ("residual", "temporary"))
 
 
 def whole_function(at: str) -> str:
