@@ -50,7 +50,7 @@ def asked_at_once():
 def long(monkeypatch):
     """A trace of a program that takes long to ask about, and the same with XLA asked at once."""
     at_once = asked_at_once()
-    monkeypatch.setattr(primal, "_MOST_ASKED", 5)
+    monkeypatch.setattr(primal, "_LARGE", 5)
     return traced(), at_once
 
 

@@ -34,9 +34,7 @@ from remat_magic.user_files import STAND_IN, is_user_file
 
 one_at_a_time = threading.RLock()
 _MOST = 1000  # items of a container that is remembered: more is data
-_PLAIN = (
-    int | float | complex | str | bytes | np.dtype | FunctionType | MethodType | functools.partial | type | ModuleType
-)
+_PLAIN = int, float, complex, str, bytes, np.dtype, FunctionType, MethodType, functools.partial, type, ModuleType
 
 
 class Namespace:
