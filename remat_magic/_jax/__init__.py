@@ -6,6 +6,7 @@ What it is tested with is in ``private.TESTED``. Each branch says which version 
 # pyright: reportUnusedImport=false
 # What is imported here is handed on, as `_jax.bodies`: of the vocabulary all.
 
+from remat_magic._jax.batch_proof import Refused, Share, differing, followed, same_value
 from remat_magic._jax.compiling import (
     ENVIRONMENT,
     QUICK,
@@ -16,7 +17,6 @@ from remat_magic._jax.compiling import (
     on_devices_here,
     propagated,
 )
-from remat_magic._jax.examples import Refused, Share, differing, followed, same_value
 from remat_magic._jax.formulas import communication, product
 from remat_magic._jax.gradients import *
 from remat_magic._jax.hlo import *

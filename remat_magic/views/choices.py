@@ -53,7 +53,8 @@ def _row(number: int, choice: FitChoice, fits: bool) -> Row:
     rank = {True: 0, None: 1, False: 2}[choice.fits]  # on the device; where the line is moved, it is by the range
     numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": answer.share(choice), "rank": rank}
     known = "".join(f' data-{name}="{value}"' for name, value in numbers.items() if value not in (None, math.inf))
-    flags = f"{' data-unusable' * bool(choice.unusable)}{' data-donates' * bool(choice.donate)}"
+    of = {"unusable": choice.unusable, "donates": choice.donate, "hand": choice.by_hand, "beaten": choice.beaten_by}
+    flags = "".join(f" data-{name}" for name, holds in (*of.items(), ("alike", choice.alike)) if holds)
     name = (
         f'<button type="button" class="remat-link" data-policy="{key}" data-at="{at}" '
         f'title="Show it, with its edit below" {KEYS}>{with_code(words_of(choice))}</button>'

@@ -1,6 +1,7 @@
 """All that was tried for a device, in JupyterLab: sorted by what fits where the line is, chosen, and planned for."""
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, expect
@@ -66,6 +67,15 @@ def test_what_fits_comes_first_and_the_line_sorts_them_anew(widget: Widget) -> N
     assert numbers == [str(number + 1) for number in range(len(numbers))]
     dots = [text for text in widget.part("tried").locator(".remat-dot").all_inner_texts() if text]
     assert sorted(dots, key=int) == numbers
+
+
+def test_what_is_numbered_is_the_front_of_trace_fit(widget: Widget) -> None:
+    code, _, call = CELL.partition("\n")[2].rstrip().rpartition("\nloss(")
+    names: dict[str, Any] = {}
+    exec(f"import remat_magic as rm\n{code}\ntrace = rm.trace(loss, {call}", names)
+    numbered = [row for row in rows(widget).all() if row.locator(".remat-order").inner_text()]
+    shown = [(row.get_attribute("data-row"), row.get_attribute("data-at")) for row in numbered]
+    assert shown == [(choice.key, choice.at) for choice in names["trace"].fit("8 MB").choices]
 
 
 def test_letting_the_line_go_adds_one_plan(widget: Widget) -> None:

@@ -5,7 +5,10 @@ import { element, foldRow, keyOf, quantity } from "./shared.js";
 
 const WORDS = ["fits", "may fit", "too big"];
 
-/** @typedef {{row: HTMLTableRowElement, needed: number, cost: number, rank: number, beaten: boolean, unusable: boolean, donates: boolean}} Choice */
+/**
+ * @typedef {{row: HTMLTableRowElement, needed: number, cost: number, rank: number, beaten: boolean,
+ *   unusable: boolean, donates: boolean, hand: boolean, alike: boolean}} Choice
+ */
 
 /**
  * All choices, sorted by what fits where the line is: the line is the device, until the reader moves it.
@@ -39,11 +42,14 @@ export function panel(widget, key) {
     const number = (/** @type {string} */ name) => Number(row.dataset[name] ?? Infinity);
     const [needed, low, high, cost] = ["needed", "low", "high", "cost"].map(number);
     const rank = line === null ? number("rank") : high <= budget ? 0 : low <= budget ? 1 : 2;
-    const { unusable, donates } = row.dataset;
-    return { row, needed, cost, rank, beaten: false, unusable: unusable !== undefined, donates: donates !== undefined };
+    const [unusable, donates, hand, alike, beaten] = ["unusable", "donates", "hand", "alike", "beaten"].map(
+      (name) => row.dataset[name] !== undefined,
+    );
+    const needless = Boolean(slider()) && (beaten || unusable);
+    return { row, needed, cost, rank, beaten: needless, unusable, donates, hand, alike };
   }
 
-  /** As remat_magic/records/fit.py has it. @param {Choice} a @param {Choice} b */
+  /** About as records/fit.py has it, for the memory where the line is moved to. @param {Choice} a @param {Choice} b */
   function order(a, b) {
     if (a.unusable !== b.unusable) return Number(a.unusable) - Number(b.unusable);
     if (a.rank !== b.rank) return a.rank - b.rank;
@@ -55,6 +61,7 @@ export function panel(widget, key) {
   /** @param {Choice} one @param {Choice} other */
   function beats(one, other) {
     if (one === other || one.unusable || (one.donates && !other.rank && !other.donates)) return false;
+    if (one.hand && !other.hand) return false;
     const pairs = [[one.rank, other.rank], [one.needed, other.needed], [one.cost, other.cost]];
     return pairs.every(([a, b]) => a <= b) && pairs.some(([a, b]) => a < b);
   }
@@ -66,11 +73,11 @@ export function panel(widget, key) {
     const budget = line ?? Number(slider()?.dataset.capacity ?? Infinity);
     const rows = /** @type {HTMLTableRowElement[]} */ ([...body.querySelectorAll("tr[data-choice]")]);
     const choices = rows.map((row) => read(row, budget));
-    // Where there is nothing to fit all are of interest, in their own order.
-    if (slider()) {
-      choices.sort(order);
-      for (const choice of choices) choice.beaten = choice.unusable || choices.some((other) => beats(other, choice));
-    }
+    // Until the line is moved they are as trace.fit has them; where there is nothing to fit all are of interest.
+    if (line === null) choices.sort((a, b) => Number(a.row.dataset.choice) - Number(b.row.dataset.choice));
+    else choices.sort(order);
+    for (const it of line === null ? [] : choices)
+      it.beaten = it.unusable || it.alike || choices.some((other) => beats(other, it));
     const [front, rest] = [choices.filter(({ beaten }) => !beaten), choices.filter(({ beaten }) => beaten)];
     body.querySelector(".remat-rest")?.remove();
     [...front, ...rest].forEach(({ row, beaten }, index) => number(row, beaten ? "" : String(index + 1)));
