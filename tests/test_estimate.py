@@ -661,7 +661,7 @@ def test_what_is_given_and_given_back_is_sure():
 @pytest.mark.parametrize("case", IN_DOUBT)
 def test_what_xla_needs_is_in_the_range(case, policy, device):
     if device == TPU and case in ("edges", "random field"):
-        pytest.skip("its last dimensions, 4 and 48, may be padded to 128: 5 and 48% more are needed than the range has")
+        pytest.skip("its last dimensions, 4 and 48, may be padded to 128: 4 and 41% more are needed than the range has")
     fun, args = IN_DOUBT[case]
     trace = rm.trace(fun, *args)
     report = trace.report(policy, "function", device=device)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 RANGES = {
-    ("GPU", "layers"): (0.71, 1.35),
-    ("GPU", "plain"): (0.71, 1.65),
-    ("GPU", "float32"): (0.64, 1.74),
-    ("GPU", "moved"): (0.82, 2.55),
-    ("TPU", "layers"): (0.85, 1.35),
-    ("TPU", "plain"): (0.64, 2.33),
-    ("TPU", "float32"): (0.71, 1.74),
-    ("TPU", "moved"): (0.87, 1.75),
+    ("GPU", "layers"): (0.71, 1.39),
+    ("GPU", "plain"): (0.64, 1.79),
+    ("GPU", "moved"): (0.82, 2.63),
+    ("TPU", "layers"): (0.89, 1.39),
+    ("TPU", "plain"): (0.74, 1.86),
+    ("TPU", "moved"): (0.91, 1.83),
 }

@@ -388,7 +388,7 @@ def without_backward(first: Report, half: Forward, provenances: Provenances, err
 ON_CHIP = 128 << 20  # bytes of a TPU's VMEM, which its compiler uses first, and which are no device memory
 _MANY = 32  # steps of a loop: what it stacks is then of steps in time, not of layers
 
-What = Literal["layers", "plain", "float32", "moved"]
+What = Literal["layers", "plain", "moved"]
 
 
 class Doubt(NamedTuple):
@@ -412,14 +412,13 @@ def doubt(live: Iterable[LiveBuffer], on: DeviceMemory) -> Doubt:
 
 def _what(value: LiveBuffer) -> What:
     eqn = value.eqn
-    plain: What = "float32" if getattr(value.aval, "dtype", None) == "float32" else "plain"  # XLA may narrow the first
     if eqn is None:
-        return plain
+        return "plain"
     if value.aval is None:  # what an operation needs inside: a scatter's copy, say
         return "moved"
     if _jax.is_scan(eqn) and value.var in eqn.outvars[len(_jax.carried_operands(eqn)) :]:
         return "moved" if _jax.scan_length(eqn) >= _MANY else "layers"
-    return plain if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
+    return "plain" if (_jax.is_plain(eqn) or _jax.bodies(eqn)) and not _jax.is_complex(value.aval) else "moved"
 
 
 def peak_range(schedule: Schedule, peak: int, at: int, live: Iterable[LiveBuffer]) -> tuple[int, int]:
