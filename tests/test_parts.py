@@ -277,12 +277,12 @@ def test_fit_tries_as_many_parts_as_are_to_fit_and_plans_nothing_in_a_part():
 
     trace = rm.trace(by_rays, F32((64, 64)), F32((4096, 64)), wrt=0)
     counts = list[int]()
-    for memory in ("8 MB", "5 MB", "4 MB"):
+    for memory in ("8 MB", "5 MB"):
         (choice,) = [choice for choice in trace.fit(memory).tried if choice.at.startswith("vmap")]
         assert choice.fits
         assert not choice.plan
         counts.append(int(choice.at.rpartition(" ")[2]))
-    assert 2 < counts[0] < counts[1] < counts[2] < 64
+    assert 2 < counts[0] < counts[1] < 64
 
 
 def _equinox():
