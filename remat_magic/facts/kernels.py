@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import BYTES, CONTRACTIONS, FLOPS, moved_bytes
@@ -105,73 +105,29 @@ def kernels_of(
     return _merged(kernels), _merged(recomputed)
 
 
-class KernelsOfHalves:
-    """The kernels of both halves of a gradient, and what is recomputed of them, found when they are first read.
+def kernels_of_halves(
+    forward: Any,
+    backward: Any,
+    live: LiveEquations,
+    recomputed: Collection[int],
+    type_of: TypeOf,
+    named_bytes: tuple[int, int],
+    parts: int,
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """The kernels of the forward half, of the backward half, and what is recomputed of these.
 
     ``recomputed`` has the identities of the backward equations that recompute, ``named_bytes`` is what the collectives
     that either half names give a device, and ``parts`` in how many the gradient is taken.
     """
-
-    def __init__(
-        self,
-        forward: Any,
-        backward: Any,
-        live: LiveEquations,
-        recomputed: Collection[int],
-        type_of: TypeOf,
-        named_bytes: tuple[int, int],
-        parts: int,
-    ) -> None:
-        self._halves: Any = forward, backward, live, type_of
-        self._recomputed, self._named_bytes, self._parts = recomputed, named_bytes, parts
-        self._found: tuple[tuple[Kernel, ...], ...] = ()
-
-    @property
-    def found(self) -> tuple[tuple[Kernel, ...], ...]:
-        """Those of the forward half, of the backward half, and what is recomputed of these."""
-        if not self._found:
-            forward, backward, live, type_of = self._halves
-            lines = StraightLines(live, type_of=type_of)
-            kernels = [
-                kernels_of(forward, StraightLines(type_of=type_of))[0],
-                *kernels_of(backward, lines, lambda eqn: id(eqn) in self._recomputed),
-            ]
-            if isinstance(type_of, Propagated):
-                for number, named_bytes in enumerate(self._named_bytes):
-                    kernels[number] = _with_xla_collectives(kernels[number], type_of.communicated[number], named_bytes)
-            if self._parts > 1:
-                kernels = [tuple(kernel.often(self._parts) for kernel in of_half) for of_half in kernels]
-            self._found, self._halves = tuple(kernels), None  # which are in nobody's way any more
-        return self._found
-
-
-class LiveKernels(Sequence[Kernel]):
-    """One of the three of ``KernelsOfHalves``. Few reports need them, for times; a copy is a tuple."""
-
-    __slots__ = ("_number", "_of")
-
-    def __init__(self, of: KernelsOfHalves, number: int) -> None:
-        self._of, self._number = of, number
-
-    @overload
-    def __getitem__(self, index: int) -> Kernel: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Kernel, ...]: ...
-    def __getitem__(self, index: int | slice) -> Kernel | tuple[Kernel, ...]:
-        return self._of.found[self._number][index]
-
-    def __len__(self) -> int:
-        return len(self._of.found[self._number])
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, (tuple, LiveKernels)) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __reduce__(self) -> tuple[type[tuple[Kernel, ...]], tuple[tuple[Kernel, ...]]]:
-        """As ``pickle`` and ``copy`` ask."""
-        return tuple, (tuple(self),)
+    kernels = [
+        kernels_of(forward, StraightLines(type_of=type_of))[0],
+        *kernels_of(backward, StraightLines(live, type_of=type_of), lambda eqn: id(eqn) in recomputed),
+    ]
+    if isinstance(type_of, Propagated):
+        for number, of_half in enumerate(named_bytes):
+            kernels[number] = _with_xla_collectives(kernels[number], type_of.communicated[number], of_half)
+    first, second, again = (tuple(kernel.often(parts) for kernel in of_half) for of_half in kernels)
+    return first, second, again
 
 
 def nbytes_of(collectives: Counter[_jax.CompiledCollective] | None) -> int | None:

@@ -13,7 +13,7 @@ from remat_magic.engine.calls import in_checkpointed_loop
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.buffers import PLAIN, DeviceMemory, LiveBuffer
 from remat_magic.facts.cost import Costs, equation_cost, jaxpr_cost
-from remat_magic.facts.kernels import KernelsOfHalves, LiveKernels, nbytes_of
+from remat_magic.facts.kernels import kernels_of_halves, nbytes_of
 from remat_magic.facts.measured_ranges import RANGES
 from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.facts.program_text import live_program
@@ -107,7 +107,7 @@ def full(
         for row, value, who in zip(first.residuals, saved, readers, strict=True)
     )
     communicated: tuple[int | None, int | None] = forward_cost.communicated, backward_cost.communicated
-    kernels = KernelsOfHalves(half.closed, backward, live, recomputation.kinds, type_of, communicated, parts)
+    kernels = kernels_of_halves(half.closed, backward, live, recomputation.kinds, type_of, communicated, parts)
     if isinstance(type_of, Propagated):  # XLA has compiled both halves
         communicated = (nbytes_of(type_of.communicated[0]), nbytes_of(type_of.communicated[1]))
     inputs = recomputation.top.jaxpr.invars
@@ -130,9 +130,9 @@ def full(
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
         complete=True,
-        forward_kernels=LiveKernels(kernels, 0),
-        backward_kernels=LiveKernels(kernels, 1),
-        recomputed_kernels=LiveKernels(kernels, 2),
+        forward_kernels=kernels[0],
+        backward_kernels=kernels[1],
+        recomputed_kernels=kernels[2],
     )
     return with_peak(report if parts == 1 else _of_all_parts(report, parts), schedule)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -415,9 +415,9 @@ class Report(Displayed, Labelled):
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""
-    forward_kernels: Sequence[Kernel] = ()
-    backward_kernels: Sequence[Kernel] = ()
-    recomputed_kernels: Sequence[Kernel] = ()
+    forward_kernels: tuple[Kernel, ...] = ()
+    backward_kernels: tuple[Kernel, ...] = ()
+    recomputed_kernels: tuple[Kernel, ...] = ()
     sources: tuple[SourceText, ...] = ()
     label: str = ""
     peak_by_kind: tuple[tuple[str, int], ...] = ()
