@@ -1,5 +1,6 @@
 """A trace is of what ran: a later cell that gives its names to something else changes nothing of what is found out."""
 
+import dataclasses
 import linecache
 import types
 from pathlib import Path
@@ -98,10 +99,20 @@ def test_a_later_cell_changes_nothing(module: Any) -> None:
     assert vars(module) == later
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Settings:
+    """A pytree of the user's."""
+
+    depth: Any
+    start: Any
+
+
 def test_functions_are_remembered_and_arrays_are_not(module: Any) -> None:
     module.params, module.layers = [jnp.ones((64, 64))] * 2, (64, 64)
+    module.config, module.state = Settings(4, None), Settings(4, jnp.ones(3))
     names = rm.trace(module.train_step, module.params, jnp.ones((8, 64))).facts.engine.given.names
-    for name in ("params", "layers", "block", "SCALE", "train_step"):
+    for name in ("params", "layers", "config", "state", "block", "SCALE", "train_step"):
         delattr(module, name)
-    assert {"layers", "block", "SCALE", "train_step"} <= names.of(vars(module)).keys()
-    assert "params" not in names.of(vars(module))
+    assert {"layers", "config", "block", "SCALE", "train_step"} <= names.of(vars(module)).keys()
+    assert not {"params", "state"} & names.of(vars(module)).keys()

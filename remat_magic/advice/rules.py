@@ -375,7 +375,7 @@ _TRIED_FIRST = 6  # choices of the search, which begins with what promises most
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
-    """The choice that lowers the peak most, of those that ``trace.fit`` tries first."""
+    """The cheapest choice near the lowest peak, of those that ``trace.fit`` tries first."""
     best = _cheapest(case.lower)
     if best is not None and best not in [chosen for *_, chosen in case.logits]:
         kind = "steps-together" if "/" in best.at else "no-checkpoint-there"
@@ -421,10 +421,8 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
         if best is not None:
             yield _choosing(case, best, "softmax-of-logits", logits.source, f"{what} ", max(saved, alive))
         elif alive > (1 - _LOWER) * (report.peak_bytes or 0):
-            mend = (
-                "Compute the product and the loss of each row in a function of their own, head: then 'head in 8' helps."
-            )
-            yield Advice("softmax-of-logits", what, mend, alive, "bytes", logits.source)
+            mend = "Compute the product and the loss of each row in a function head: trace.fit then tries it in parts."
+            yield Advice("softmax-of-logits", what, mend, source=logits.source, stake=alive)
 
 
 def _of(part: int, whole: int, what: str) -> str:

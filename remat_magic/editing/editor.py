@@ -302,24 +302,21 @@ class _Editor:
         jitted = None if donation is None else write_donation(texts, self._code, self._engine, donation)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected = self._facts.under(plan if plan.names else plan.policy, plan.at).known_report
-        # Which may call other functions, too.
-        is_at_calls = any(insertion.calls or parts_in([part.at]) for part, insertion in parts)
-        whole, device = self._partly or is_at_calls, _peak_device(plan)
         try:
+            device = _peak_device(plan)
             report, donates = traced(
                 self._code,
                 texts.trees(),
                 {},
                 texts.wrappers,
                 jitted,
-                read=lambda facts: (
-                    facts.under().report(device) if whole else facts.under().preview,
-                    facts.engine.donation is None,
-                ),
+                read=lambda facts: (facts.under().report(device), facts.engine.donation is None),
             )
         except (RematError, SyntaxError) as error:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, report)
+        # Which may call other functions, too.
+        is_at_calls = any(insertion.calls or parts_in([part.at]) for part, insertion in parts)
         if is_at_calls and not differing and expected.recomputed_flops != report.recomputed_flops:
             differing = ["the edited text saves what was planned, but recomputes something else."]
         if donation is not None and not donates:
@@ -334,7 +331,7 @@ class _Editor:
             differences=tuple(differing),
             saved_bytes=report.saved_bytes,
             peak_bytes=report.peak_bytes,
-            recomputed_flops=None if report.backward_error or not report.complete else report.recomputed_flops,
+            recomputed_flops=None if report.backward_error else report.recomputed_flops,
         )
 
     def _write_in_parts(self, texts: EditedTexts, part: Plan) -> None:

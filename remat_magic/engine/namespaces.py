@@ -22,7 +22,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-from jax.tree_util import all_leaves
+from jax.tree_util import tree_leaves
 
 from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances, as_typed, codes_of
@@ -74,9 +74,16 @@ def _is_remembered(value: Any, depth: int = 5) -> bool:
     if isinstance(value, list | tuple | dict):
         inside = value.values() if isinstance(value, dict) else value
         return len(value) <= _MOST and depth > 0 and all(_is_remembered(it, depth - 1) for it in [*inside])
+    try:
+        leaves = tree_leaves(value, is_leaf=lambda it: it is not value)
+    except Exception:  # noqa: BLE001 - whatever the user's own pytree raises
+        return False
+    if len(leaves) != 1 or leaves[0] is not value:  # a pytree of the user's, or None
+        return depth > 0 and all(_is_remembered(it, depth - 1) for it in leaves)
     # JAX's and equinox's jitted functions have what they wrap; a module of linen is a dataclass, and no pytree.
-    names = ("__wrapped__", "__dataclass_fields__") if all_leaves([value]) else ()
-    return value is None or isinstance(value, _PLAIN) or any(attribute(value, it) is not None for it in names)
+    return isinstance(value, _PLAIN) or any(
+        attribute(value, it) is not None for it in ("__wrapped__", "__dataclass_fields__")
+    )
 
 
 def functions_in(values: Iterable[Any], namespace: Mapping[str, Any]) -> Iterator[FunctionType]:

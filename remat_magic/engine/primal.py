@@ -360,7 +360,6 @@ class Contents:
             or as large as one of them.
         calls: how many times the place stands in the program; what a loop repeats stands there once.
         runs: how often it runs; what a loop of unknown length repeats is taken to run once.
-        given_back: the bytes that its calls return, as far as that is known.
         depths: how deep the calls of each place inside it stand in each other, by key; 1 where they do not.
     """
 
@@ -368,7 +367,6 @@ class Contents:
     nbytes: int = 0
     calls: int = 0
     runs: int = 0
-    given_back: int = 0
     depths: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -410,9 +408,7 @@ def contents(primal: Primal) -> dict[str, Contents]:
             if _jax.is_checkpoint(eqn):
                 place(primal.table.key_of(eqn, spans), [content], runs, again)
         for interval in reversed(intervals.of(jaxpr, around)):  # what is inside others first
-            key = keys[interval.callee.who]
-            place(key, contents[interval.first : interval.last], runs, again)
-            places[key].given_back += runs * sum(_jax.nbytes(var.aval) for var in interval.returned)
+            place(keys[interval.callee.who], contents[interval.first : interval.last], runs, again)
         total = whole[id(jaxpr)] = Contents()
         for content in contents:
             total.add(content, 1)

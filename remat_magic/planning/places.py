@@ -214,12 +214,12 @@ class Search:
                 little.append(vmap.key)
             elif numbers := vmap.divisors:
                 self._cuts.append((vmap.key, numbers, _NOTHING))
-                few, most = self._enough(numbers, own.given_back if own else 0), middle(numbers)
-                counts = (few,) if few > numbers[0] and self._capacity is not None else (numbers[0], most)
+                enough = self._enough(numbers)
+                counts = (numbers[0], middle(numbers)) if enough in (None, numbers[0]) else (enough,)
                 yield from (_Candidate(_NOTHING, f"{vmap.key} in {n}") for n in dict.fromkeys(counts))
         if little:
             self._leave_out("one call makes less than a tenth of all", *little)
-        numbers, count, why = engine.in_microbatches(self._enough)
+        numbers, count, why = engine.in_microbatches(lambda numbers: self._enough(numbers) or middle(numbers))
         if why:
             self._leave_out(why.rstrip("."), "microbatches")
         if numbers:
@@ -245,15 +245,15 @@ class Search:
                 self._leave_out(str(error).rstrip("."), f"{key} in parts")
         return large[:_INSIDE]
 
-    def _enough(self, numbers: Sequence[int], given_back: int = 0) -> int:
-        """The fewest parts that are to fit, as what is held for one example falls with them.
+    def _enough(self, numbers: Sequence[int]) -> int | None:
+        """The fewest parts that are to fit, as what is held for one example falls with them, and no sum does.
 
-        No sum of gradients does, nor what all the parts have ``given_back``.
+        None where nothing is to fit, or none does.
         """
         report = self._facts.under().report(self._memory)
         if self._capacity is None or not report.peak_bytes or not report.peak_high:
-            return middle(numbers)
-        falls = falling(report) - given_back
+            return None
+        falls = falling(report)
         sums = sum(
             4 * math.prod(leaf.value.shape)
             for leaf in self._facts.engine.primal.signature.arrays
@@ -261,7 +261,7 @@ class Search:
         )
         range_ = report.peak_high / report.peak_bytes
         left = _SURELY * self._capacity / range_ - (report.peak_bytes - falls + sums)
-        return next((n for n in numbers if falls / n <= left), middle(numbers))
+        return next((n for n in numbers if falls / n <= left), None)
 
     def _more_parts(self, capacity: int) -> Iterator[_Candidate]:
         """The fewest parts that fit, as the two that were tried tell: what is held is a + b / parts.
@@ -471,14 +471,14 @@ class Search:
             around = set[int]().union(*(inside[at].operations for at in self._planned if at in inside))
             own = inside[whole_function(choice.at)].operations
             if len(own & around) > _MOSTLY * len(own):
-                return f"a plan at {' or '.join(self._planned)} can do that too"
+                return f"plans at {' and '.join(self._planned)} are tried instead"
         if choice.after is None:
             return ""
         by_choice = {(report.policy, report.at): report for report in self.tried}
         tried = by_choice.get(choice.after)
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
-            return "a checkpoint there that saves nothing was not"
+            return "what saves nothing there was not tried either"
         if choice.at == "function" and choice.policy == _NOTHING and without is not None:
             lower = tried.peak_bytes < CLEARLY_LOWER * (without.peak_bytes or 0)
             return f"{label_of(tried)} recomputes it part by part" if lower else ""

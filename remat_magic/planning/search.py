@@ -289,7 +289,6 @@ FILLED = 0.98
 """Of the peak that is allowed: a plan that needs as much leaves next to nothing to gain."""
 CLEARLY = 0.99
 """Of what another choice costs: a plan that spares less is not worth its names."""
-_HOPE = 1.1  # of what another choice costs: what is reckoned to cost more does so
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
 
 
@@ -585,8 +584,6 @@ def filling(
     clearly = CLEARLY if by_source else 1.0
     slope = max(((needed - most) / (more - saved) for more, needed in sizes if more > saved), default=1.0)
     best: Plan | None = None
-    if by_source and problem.measure(problem.names)[1] > _HOPE * beat:
-        return None  # whatever is saved
 
     def attempt(solution: Solution | None) -> bool:
         """Try a solution, if it is a new one that costs less."""

@@ -49,7 +49,7 @@ class FitChoice(Displayed):
     ``code`` is what to write, empty where nothing is to be written. ``beaten_by`` begins with the ``what`` of another
     that needs no more and takes less time, or hardly differs in both and is simpler; ``unusable`` is one sentence on
     why it can be no answer (its edit cannot be written, JAX cannot trace it); both are empty on the front. ``idle``
-    says of parts that they are too small for the device, with fewer rows than a tile; else it is empty.
+    says of parts that their largest product has fewer rows than a tile of the device; else it is empty.
     """
 
     what: str

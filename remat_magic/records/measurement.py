@@ -169,7 +169,7 @@ class Measurement:
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
-    ``devices_there`` is how many devices the name was of that was given (8 for "TPU v5e:2x4", of which a program on
+    ``devices_there`` is how many devices the given name stands for (8 for "TPU v5e:2x4", of which a program on
     no mesh uses one).
 
     Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the

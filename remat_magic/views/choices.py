@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,8 @@ _STEPS = 1000  # of the slider
 def tried_html(choices: Sequence[FitChoice], fit: Fit | None = None) -> str:
     """The picture and the table of choices, in an element of class ``remat``; ``fit`` is what they are to fit."""
     in_time = answer.cost_head(answer.words(choice) for choice in choices) == "time"
-    rows = [_row(number, choice, fit is not None) for number, choice in enumerate(choices)]
+    numbers = {choice.what: number for number, choice in enumerate(choices)}
+    rows = [_row(number, choice, fit is not None, numbers) for number, choice in enumerate(choices)]
     fits = [("Fits", "fits")] if fit else []
     saves = [] if fit else [("Saves", "num")]  # what autodiff lists, of which a device may keep less
     cost = "Time" if in_time else "Work"
@@ -47,14 +48,15 @@ def of_rows(rows: Sequence[ComparisonRow]) -> list[FitChoice]:
     return sorted(found, key=lambda choice: (choice.needed_bytes is None, choice.needed_bytes))
 
 
-def _row(number: int, choice: FitChoice, fits: bool) -> Row:
+def _row(number: int, choice: FitChoice, fits: bool, number_of: Mapping[str, int]) -> Row:
     key, at = html.escape(choice.key), html.escape(choice.at)
     low, high = (choice.needed_bytes,) * 2 if choice.compiled else (choice.needed_low, choice.needed_high)
     rank = {True: 0, None: 1, False: 2}[choice.fits]  # on the device; where the line is moved, it is by the range
     numbers = {"needed": choice.needed_bytes, "low": low, "high": high, "cost": answer.share(choice), "rank": rank}
+    numbers["alike"] = number_of.get(choice.alike)
     known = "".join(f' data-{name}="{value}"' for name, value in numbers.items() if value not in (None, math.inf))
     of = {"unusable": choice.unusable, "donates": choice.donate, "hand": choice.by_hand, "beaten": choice.beaten_by}
-    flags = "".join(f" data-{name}" for name, holds in (*of.items(), ("alike", choice.alike)) if holds)
+    flags = "".join(f" data-{name}" for name, holds in (*of.items(), ("compiled", choice.compiled)) if holds)
     name = (
         f'<button type="button" class="remat-link" data-policy="{key}" data-at="{at}" '
         f'title="Show it, with its edit below" {KEYS}>{with_code(words_of(choice))}</button>'

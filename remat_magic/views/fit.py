@@ -163,7 +163,7 @@ def changes_html(fit: Fit, *, live: bool = True, all_of: int = 0) -> str:
     said = f"{said.rstrip('.')}." if said else ""
     sentence = " ".join(filter(None, [said, answer.unfinished(fit)]))
     below = _mute(sentence) if sentence else ""
-    if live and len(rows) > len(shown):
+    if live and (all_of or len(rows)) > len(shown):
         below += (
             f' <button type="button" class="remat-link" data-action="all-choices" {KEYS}>'
             f"all {fmt.count(all_of or len(rows), 'choice')}</button>"
@@ -261,10 +261,8 @@ def diff_html(choice: FitChoice, edit: Edit, memory: str, *, can_apply: bool, cl
         where = "to be written by hand"
         where += ", in place of the statement that takes the gradient" * (microbatches_in(choice.at) > 1)
         head = f'<div class="remat-diff-file"><b>{where}</b> {copy}</div>'
-        remarks, diffs = (
-            findings([choice.idle]),
-            f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>',
-        )
+        remarks = findings([choice.caution])
+        diffs = f'{head}<div class="remat-diff"><pre>{escape(choice.code)}</pre></div>'
     else:
         diffs = diffs_html(edit) or f'<p class="remat-empty">{"There is nothing to edit." if edit.verified else ""}</p>'
     return (

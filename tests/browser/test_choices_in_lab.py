@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
+from remat_magic.records.fit import ordered
 from tests.browser.inspected import Widget, inspection
 from tests.browser.lab import NotebookPage
 
@@ -69,13 +70,27 @@ def test_what_fits_comes_first_and_the_line_sorts_them_anew(widget: Widget) -> N
     assert sorted(dots, key=int) == numbers
 
 
+def numbered(widget: Widget) -> list[tuple[str | None, str | None]]:
+    front = [row for row in rows(widget).all() if row.locator(".remat-order").inner_text()]
+    return [(row.get_attribute("data-row"), row.get_attribute("data-at")) for row in front]
+
+
 def test_what_is_numbered_is_the_front_of_trace_fit(widget: Widget) -> None:
+    """Also for the memory where the line is moved to, before a plan is made for it."""
     code, _, call = CELL.partition("\n")[2].rstrip().rpartition("\nloss(")
     names: dict[str, Any] = {}
     exec(f"import remat_magic as rm\n{code}\ntrace = rm.trace(loss, {call}", names)
-    numbered = [row for row in rows(widget).all() if row.locator(".remat-order").inner_text()]
-    shown = [(row.get_attribute("data-row"), row.get_attribute("data-at")) for row in numbered]
-    assert shown == [(choice.key, choice.at) for choice in names["trace"].fit("8 MB").choices]
+    fit = names["trace"].fit("8 MB")
+    assert numbered(widget) == [(choice.key, choice.at) for choice in fit.choices]
+    slider, plane = (widget.part("tried").locator(name) for name in (".remat-slide", ".remat-plane"))
+    least, most = (float(plane.get_attribute(f"data-{end}") or "") for end in ("least", "most"))
+    for value in range(100, 1000, 100):
+        slider.evaluate(
+            "(it, value) => { it.value = value; it.dispatchEvent(new Event('input', {bubbles: true})); }", value
+        )
+        there = int(least + value / 1000 * (most - least))
+        front = [it for it in ordered(it.within(there) for it in fit.tried) if not it.beaten_by and not it.unusable]
+        assert numbered(widget) == [(choice.key, choice.at) for choice in front], there
 
 
 def test_letting_the_line_go_adds_one_plan(widget: Widget) -> None:

@@ -7,7 +7,7 @@ const WORDS = ["fits", "may fit", "too big"];
 
 /**
  * @typedef {{row: HTMLTableRowElement, needed: number, cost: number, rank: number, beaten: boolean,
- *   unusable: boolean, donates: boolean, hand: boolean, alike: boolean}} Choice
+ *   low: number, unusable: boolean, donates: boolean, hand: boolean, compiled: boolean}} Choice
  */
 
 /**
@@ -42,14 +42,14 @@ export function panel(widget, key) {
     const number = (/** @type {string} */ name) => Number(row.dataset[name] ?? Infinity);
     const [needed, low, high, cost] = ["needed", "low", "high", "cost"].map(number);
     const rank = line === null ? number("rank") : high <= budget ? 0 : low <= budget ? 1 : 2;
-    const [unusable, donates, hand, alike, beaten] = ["unusable", "donates", "hand", "alike", "beaten"].map(
+    const [unusable, donates, hand, compiled] = ["unusable", "donates", "hand", "compiled"].map(
       (name) => row.dataset[name] !== undefined,
     );
-    const needless = Boolean(slider()) && (beaten || unusable);
-    return { row, needed, cost, rank, beaten: needless, unusable, donates, hand, alike };
+    const beaten = Boolean(slider()) && (row.dataset.beaten !== undefined || unusable);
+    return { row, needed, low, cost, rank, beaten, unusable, donates, hand, compiled };
   }
 
-  /** About as records/fit.py has it, for the memory where the line is moved to. @param {Choice} a @param {Choice} b */
+  /** As records/fit.py has it, for the memory where the line is moved to. @param {Choice} a @param {Choice} b */
   function order(a, b) {
     if (a.unusable !== b.unusable) return Number(a.unusable) - Number(b.unusable);
     if (a.rank !== b.rank) return a.rank - b.rank;
@@ -62,7 +62,8 @@ export function panel(widget, key) {
   function beats(one, other) {
     if (one === other || one.unusable || (one.donates && !other.rank && !other.donates)) return false;
     if (one.hand && !other.hand) return false;
-    const pairs = [[one.rank, other.rank], [one.needed, other.needed], [one.cost, other.cost]];
+    const needed = one.compiled && !other.compiled ? other.low : other.needed;
+    const pairs = [[one.rank, other.rank], [one.needed, needed], [one.cost, other.cost]];
     return pairs.every(([a, b]) => a <= b) && pairs.some(([a, b]) => a < b);
   }
 
@@ -76,8 +77,13 @@ export function panel(widget, key) {
     // Until the line is moved they are as trace.fit has them; where there is nothing to fit all are of interest.
     if (line === null) choices.sort((a, b) => Number(a.row.dataset.choice) - Number(b.row.dataset.choice));
     else choices.sort(order);
-    for (const it of line === null ? [] : choices)
-      it.beaten = it.unusable || it.alike || choices.some((other) => beats(other, it));
+    if (line !== null) {
+      const rankOf = new Map(choices.map(({ row, rank }) => [row.dataset.choice, rank]));
+      // What hardly differs from a simpler one, where both fit or neither does.
+      const apart = choices.filter((it) => it.rank !== rankOf.get(it.row.dataset.alike));
+      for (const it of choices)
+        it.beaten = it.unusable || !apart.includes(it) || apart.some((other) => beats(other, it));
+    }
     const [front, rest] = [choices.filter(({ beaten }) => !beaten), choices.filter(({ beaten }) => beaten)];
     body.querySelector(".remat-rest")?.remove();
     [...front, ...rest].forEach(({ row, beaten }, index) => number(row, beaten ? "" : String(index + 1)));
